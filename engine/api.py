@@ -1,0 +1,152 @@
+"""What the worker sees of any engine: prompts in, text deltas out. No tensors, no Kafka."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from engine.sampling_params import SamplingParams
+
+
+class PriorityClass(StrEnum):
+    """Service class, most urgent first (the order of definition is the order of service)."""
+
+    URGENT = "urgent"
+    STANDARD = "standard"
+    BULK = "bulk"
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended. STOP and LENGTH are OpenAI's; ABORT never reaches a client as an answer."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is public of the model. `max_model_len` in tokens, prompt and answer together."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation; `content` is text of a user and never becomes a control token."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One prompt for `generate`. `tenant` salts the prefix cache; `arrival_seconds` is monotonic time."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: PriorityClass = PriorityClass.STANDARD
+    tenant: str = ""
+    operation: str = "/v1/chat/completions"
+    arrival_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log probability (natural) of a chosen token, and the best alternatives as (token id, text, log probability)."""
+
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a whole request, all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of one choice; several steps may be merged in one. `finish_reason` is set on a choice's last delta,
+    `usage` on the last delta of the request."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot for intake and metrics. Ratios are 0..1; counters only grow; seconds are sums."""
+
+    kv_utilisation: float = 0.0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    waiting_tokens: int = 0
+    prompt_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    cached_prompt_tokens_total: int = 0
+    preemptions_total: int = 0
+    evictions_total: int = 0
+    steps_total: int = 0
+    busy_seconds_total: float = 0.0
+    prefill_seconds_total: float = 0.0
+    decode_seconds_total: float = 0.0
+
+
+@dataclass(slots=True)
+class EngineHealth:
+    """Whether the engine can serve; `reason` says why not."""
+
+    ready: bool = False
+    reason: str = "loading"
+    notes: list[str] = field(default_factory=list)
+
+
+class GenerationEngine(Protocol):
+    """Contract of every engine behind the worker (`engine.engine.Engine`, `engine.scripted.ScriptedEngine`).
+
+    All methods are called on one event loop and never block it; `encode_*` are synchronous and may be run in a thread.
+    """
+
+    model: ModelInfo
+    health: EngineHealth
+
+    async def start(self) -> None:
+        """Load and start; returns when `health.ready`. Raises ModelLoadError."""
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """Token ids of a conversation rendered by the model's template, with the assistant's turn opened."""
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Token ids of plain text; never contains a control token made from the text itself."""
+
+    def check(self, request: GenerateRequest) -> None:
+        """Raise ContextLengthExceededError, CacheCapacityError or InvalidRequestError for what can never run."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+        """Stream deltas until every choice has a finish reason. Closing the iterator aborts the request.
+
+        Raises InvalidRequestError at once, EngineError when this request or the engine fails.
+        """
+
+    def stats(self) -> EngineStats:
+        """The latest snapshot."""
+
+    async def close(self) -> None:
+        """Abort everything and end the engine thread; idempotent."""

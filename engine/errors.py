@@ -1,0 +1,50 @@
+"""Everything the engine raises on purpose. `code` is the wire's error code; `retriable` says whether sending again may help."""
+
+
+class EngineError(Exception):
+    """The engine failed."""
+
+    code = "engine_error"
+    retriable = True
+
+    def __init__(self, message: str | None = None, *, param: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+        self.param = param
+
+
+class InvalidRequestError(EngineError):
+    """The request asks for something that is not possible."""
+
+    code = "invalid_request"
+    retriable = False
+
+
+class ContextLengthExceededError(InvalidRequestError):
+    """Prompt and answer together are longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class CacheCapacityError(InvalidRequestError):
+    """The request needs more KV blocks than the cache has."""
+
+    code = "cache_capacity_exceeded"
+
+
+class ModelLoadError(EngineError):
+    """The model cannot be loaded."""
+
+    code = "model_load_failed"
+    retriable = False
+
+
+class StreamStalledError(EngineError):
+    """No token arrived within the streaming timeout."""
+
+    code = "streaming_timeout"
+
+
+class EngineDeadError(EngineError):
+    """The engine thread ended; the process has to be restarted."""
+
+    code = "engine_dead"
