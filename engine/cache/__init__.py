@@ -1,0 +1,1 @@
+"""KV cache bookkeeping: which blocks exist, who reads them, which may be found again. No tensors."""

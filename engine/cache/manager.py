@@ -1,0 +1,129 @@
+"""Which blocks each request reads and writes. Plans only; copies nothing."""
+
+from engine.cache.block import BlockHash, child_hash
+from engine.cache.pool import BlockPool
+from engine.request import Request
+
+
+class KVCacheManager:
+    """Block tables over one pool, prefix sharing included.
+
+    A block that the coming step fills is PENDING: later rows of the same batch may read it. `commit_step` makes it
+    visible to all, `discard_step` makes it unfindable. A hash is *promised* while a request that will write it is still
+    in its prompt.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self._pending: list[tuple[Request, int]] = []
+        self._promises: dict[BlockHash, str] = {}
+        self._promised_by: dict[str, list[BlockHash]] = {}
+
+    @property
+    def utilisation(self) -> float:
+        """Blocks that cannot be reclaimed now, over all."""
+        return self.pool.num_used / len(self.pool.blocks)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def prompt_hashes(self, request: Request) -> list[BlockHash]:
+        """The request's own chain over its full blocks so far, extended on demand."""
+        chain = request.block_hashes
+        size = self.block_size
+        for index in range(len(chain), request.num_tokens // size):
+            parent = chain[-1] if chain else request.root
+            chain.append(child_hash(parent, request.tokens(index * size, (index + 1) * size)))
+        return chain
+
+    def waits_for_promise(self, request: Request) -> bool:
+        """Whether the first block that this request misses is being written by another one."""
+        if not self.enable_prefix_caching:
+            return False
+        for block_hash in self._usable_hashes(request):
+            if self.pool.find(block_hash) is None:
+                return self._promises.get(block_hash, request.request_id) != request.request_id
+        return False
+
+    def attach_prefix(self, request: Request) -> int:
+        """Take references on the longest known prefix of a request without blocks; returns its tokens."""
+        assert not request.blocks, f"{request!r} has blocks already"
+        if not self.enable_prefix_caching:
+            return 0
+        for block_hash in self._usable_hashes(request):
+            block = self.pool.find(block_hash)
+            if block is None:
+                break
+            self.pool.acquire(block)
+            request.blocks.append(block)
+        request.num_computed_tokens = len(request.blocks) * self.block_size
+        return request.num_computed_tokens
+
+    def num_missing_blocks(self, request: Request, num_new_tokens: int) -> int:
+        return max(0, self.blocks_for(request.num_computed_tokens + num_new_tokens) - len(request.blocks))
+
+    def allocate(self, request: Request, num_new_tokens: int) -> bool:
+        """Blocks for the next tokens, and PENDING hashes for those that they fill; False and unchanged on shortage."""
+        blocks = self.pool.allocate(self.num_missing_blocks(request, num_new_tokens))
+        if blocks is None:
+            return False
+        request.blocks.extend(blocks)
+        if self.enable_prefix_caching:
+            self._publish(request, request.num_computed_tokens + num_new_tokens)
+        return True
+
+    def promise(self, request: Request) -> None:
+        """Announce the prompt blocks that this request is going to write."""
+        if not self.enable_prefix_caching:
+            return
+        mine = self._promised_by.setdefault(request.request_id, [])
+        for block_hash in self._usable_hashes(request)[len(request.blocks) :]:
+            if block_hash not in self._promises:
+                self._promises[block_hash] = request.request_id
+                mine.append(block_hash)
+
+    def commit_step(self) -> None:
+        for request, index in self._pending:
+            if index < len(request.blocks):
+                self.pool.commit(request.blocks[index])
+        self._pending.clear()
+
+    def discard_step(self) -> None:
+        for request, index in self._pending:
+            if index < len(request.blocks):
+                self.pool.discard(request.blocks[index])
+        self._pending.clear()
+
+    def release(self, request: Request) -> None:
+        """Give up all blocks and promises of a request; never in the middle of a step that writes them."""
+        self.pool.release(request.blocks)
+        request.blocks = []
+        request.num_computed_tokens = 0
+        self.withdraw_promises(request)
+
+    def withdraw_promises(self, request: Request) -> None:
+        for block_hash in self._promised_by.pop(request.request_id, ()):
+            self._promises.pop(block_hash, None)
+
+    def _usable_hashes(self, request: Request) -> list[BlockHash]:
+        """Hashes that may be read from the cache: the last token is always computed, for its logits."""
+        return self.prompt_hashes(request)[: (request.num_tokens - 1) // self.block_size]
+
+    def _publish(self, request: Request, num_tokens: int) -> None:
+        hashes = self.prompt_hashes(request)
+        first = request.num_computed_tokens // self.block_size
+        for index in range(first, min(num_tokens // self.block_size, len(hashes))):
+            if self.pool.publish(request.blocks[index], hashes[index]):
+                self._pending.append((request, index))
+
+    def check(self) -> None:
+        """Free, cached and used blocks add up; every promise has its owner."""
+        self.pool.check()
+        for request_id, hashes in self._promised_by.items():
+            for block_hash in hashes:
+                assert self._promises.get(block_hash) == request_id, f"promise of {request_id} was lost"
+        assert sum(len(hashes) for hashes in self._promised_by.values()) == len(self._promises), (
+            "a promise without owner"
+        )

@@ -1,0 +1,198 @@
+"""The bookkeeping of the engine holds under random work, on a runner that needs no model."""
+
+import random
+
+import pytest
+
+from engine.api import FinishReason, PriorityClass
+from engine.batch import SampledRow, ScheduledBatch
+from engine.cache.block import root_hash
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import CacheCapacityError, ContextLengthExceededError
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+
+VOCABULARY = 97
+ROOT = root_hash(tenant="", model_digest="test", layout_id="test")
+
+
+def next_token(tokens: list[int]) -> int:
+    """A model whose every token depends on all tokens before it."""
+    value = 7
+    for token in tokens:
+        value = (value * 31 + token + 1) % 1_000_003
+    return value % VOCABULARY
+
+
+def expected(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class CacheCheckingRunner:
+    """Keeps token ids where a model keeps KV and answers from what it reads there: a wrong block, a wrong answer."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.size = config.block_size
+        self.cells: list[int | None] = [None] * (config.num_blocks * config.block_size)
+        self.fail_on: set[str] = set()
+        self.fail_steps = 0
+        self.batch = ScheduledBatch()
+
+    def launch(self, batch: ScheduledBatch) -> None:
+        self.batch = batch
+        for row in batch.rows:
+            for position, token in enumerate(row.token_ids, start=row.start):
+                self.cells[row.block_table[position // self.size] * self.size + position % self.size] = token
+        if self.fail_steps or any(row.request_id in self.fail_on for row in batch.rows):
+            self.fail_steps = max(0, self.fail_steps - 1)
+            raise RuntimeError("made to fail")
+
+    def sample(self) -> None:
+        pass
+
+    def collect(self) -> list[SampledRow]:
+        sampled = []
+        for row in self.batch.rows:
+            if row.sample:
+                length = row.start + len(row.token_ids)
+                read = [self.cells[row.block_table[p // self.size] * self.size + p % self.size] for p in range(length)]
+                assert None not in read
+                sampled.append(SampledRow(row.request_id, next_token([t for t in read if t is not None])))
+        return sampled
+
+
+def request(name: str, prompt: tuple[int, ...], max_tokens: int = 8, **fields: object) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=max_tokens, temperature=0), ROOT, **fields)  # type: ignore[arg-type]
+
+
+def make_core(**sizes: int) -> tuple[EngineCore, CacheCheckingRunner]:
+    config = EngineConfig(
+        **{
+            "block_size": 4,
+            "num_blocks": 24,
+            "max_num_seqs": 6,
+            "max_num_batched_tokens": 20,
+            "max_model_len": 64,
+            **sizes,
+        }
+    )
+    runner = CacheCheckingRunner(config)
+    return EngineCore(config, runner, check=True), runner
+
+
+def run(core: EngineCore, max_steps: int = 500) -> dict[str, Request]:
+    done: dict[str, Request] = {}
+    for _ in range(max_steps):
+        done.update((r.request_id, r) for r in core.step().finished)
+        if not core.has_work:
+            return done
+    raise AssertionError(f"still working: {core.scheduler!r}")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_add_step_abort_preempt_evict_and_failures_keep_every_answer_right(seed: int) -> None:
+    """2,000 random events, `check()` after every step: blocks add up and every finished answer is the right one."""
+    rng = random.Random(seed)
+    core, runner = make_core()
+    stems = [tuple(rng.randrange(VOCABULARY) for _ in range(20)) for _ in range(3)]
+    alive: dict[str, Request] = {}
+    num_finished = 0
+    for event in range(2_000):
+        kind = rng.random()
+        if kind < 0.25 and len(alive) < 20:
+            stem = rng.choice(stems)[: rng.randrange(1, 20)]
+            prompt = stem + tuple(rng.randrange(VOCABULARY) for _ in range(rng.randrange(10)))
+            added = request(
+                f"r{event}",
+                prompt,
+                rng.randrange(1, 12),
+                priority=rng.choice(list(PriorityClass)),
+                arrival_seconds=float(event),
+            )
+            core.add(added)
+            alive[added.request_id] = added
+        elif kind < 0.32 and alive:
+            core.abort(alive.pop(rng.choice(list(alive))).request_id)
+        elif kind < 0.38 and alive:
+            core.preempt(rng.choice(list(alive)))
+        elif kind < 0.40:
+            core.cache.pool.evict_all()
+        elif kind < 0.42:
+            runner.fail_steps = 1
+        core.scheduler.check()
+        result = core.step()
+        assert not any(status for status in result.errors if status not in alive)
+        for finished in result.finished:
+            del alive[finished.request_id]
+            if finished.finish_reason is FinishReason.LENGTH:
+                num_finished += 1
+                assert finished.output_token_ids == expected(finished.prompt_token_ids, finished.params.max_tokens)
+    for finished in run(core).values():
+        assert finished.output_token_ids == expected(finished.prompt_token_ids, finished.params.max_tokens)
+    core.cache.pool.evict_all()
+    core.scheduler.check()
+    assert core.cache.pool.num_used == 0
+    assert num_finished > 50
+
+
+def test_a_failing_request_fails_alone_and_its_readers_go_on() -> None:
+    """Readers of a failing writer's pending blocks are rescheduled, and only the writer ends with an error."""
+    core, runner = make_core()
+    prompt = tuple(range(12))
+    core.add(request("bad", (*prompt, 90)))
+    core.add(request("good", (*prompt, 91)))
+    runner.fail_on = {"bad"}
+    done = run(core)
+    assert done["bad"].finish_reason is FinishReason.ERROR
+    assert done["good"].output_token_ids == expected((*prompt, 91), 8)
+
+
+def test_a_burst_with_one_prefix_computes_it_once() -> None:
+    """Requests of one burst read the prefix that the first of them writes in the same step."""
+    core, _ = make_core(num_blocks=64, max_num_batched_tokens=64)
+    prompt = tuple(range(16))
+    for index in range(4):
+        core.add(request(f"r{index}", (*prompt, 60 + index), arrival_seconds=float(index)))
+    core.step()
+    assert [r.num_cached_tokens for r in core.scheduler.running] == [0, 16, 16, 16]
+    assert all(r.output_token_ids == expected(r.prompt_token_ids, 8) for r in run(core).values())
+
+
+def test_a_request_waits_for_a_prefix_that_is_still_being_written_and_takes_over_if_the_writer_goes() -> None:
+    """A promised prefix is waited for; an aborted writer's promise passes to a waiter."""
+    core, _ = make_core(max_num_batched_tokens=8, max_num_seqs=4, prefill_chunk_size=8)
+    prompt = tuple(range(24))
+    core.add(request("writer", (*prompt, 1), arrival_seconds=0.0))
+    core.add(request("reader", (*prompt, 2), arrival_seconds=1.0))
+    core.step()
+    core.step()
+    assert [r.request_id for r in core.scheduler.running] == ["writer"]
+    core.abort("writer")
+    done = run(core)
+    assert done["reader"].output_token_ids == expected((*prompt, 2), 8)
+    assert done["reader"].num_cached_tokens == 16
+
+
+def test_an_urgent_arrival_takes_a_slot_of_a_full_batch_in_the_next_step() -> None:
+    """With every slot taken by bulk work an urgent request runs in the very next step."""
+    core, _ = make_core(max_num_seqs=2, num_blocks=64)
+    for index in range(2):
+        core.add(request(f"bulk{index}", (index, 1, 2), 30, priority=PriorityClass.BULK))
+    core.step()
+    core.add(request("urgent", (9, 9, 9), 4, priority=PriorityClass.URGENT))
+    result = core.step()
+    assert "urgent" in {r.request_id for r, _ in result.advanced}
+    assert all(r.output_token_ids == expected(r.prompt_token_ids, r.params.max_tokens) for r in run(core).values())
+
+
+def test_what_can_never_run_is_refused_at_once() -> None:
+    """Too long for the context or for the cache is an error at add, not a request that waits for ever."""
+    core, _ = make_core(max_model_len=200)
+    with pytest.raises(ContextLengthExceededError, match="200 tokens"):
+        core.add(request("long", (1,) * 200))
+    with pytest.raises(CacheCapacityError, match="KV blocks"):
+        core.add(request("large", (1,) * 50, max_tokens=100))
