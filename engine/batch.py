@@ -7,7 +7,7 @@ from engine.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRow:
-    """`token_ids` of one request at positions start, start+1, ...; `sample` asks for a next token after the last one."""
+    """`token_ids` of one request at positions start, start+1, ...; `sample` asks for the token after the last one."""
 
     request_id: str
     start: int

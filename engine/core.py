@@ -67,7 +67,8 @@ class EngineCore:
         total = min(num_prompt_tokens + max_tokens, self.config.max_model_len)
         if self.cache.blocks_for(total) > self.config.num_blocks:
             raise CacheCapacityError(
-                f"prompt and answer need {self.cache.blocks_for(total)} KV blocks, the cache has {self.config.num_blocks}",
+                f"prompt and answer need {self.cache.blocks_for(total)} KV blocks, "
+                f"the cache has {self.config.num_blocks}",
                 param="max_tokens",
             )
 

@@ -1,4 +1,4 @@
-"""Everything the engine raises on purpose. `code` is the wire's error code; `retriable` says whether sending again may help."""
+"""Everything the engine raises on purpose: `code` for the wire, `retriable` if sending again may help."""
 
 
 class EngineError(Exception):

@@ -34,6 +34,10 @@ class PriorityPolicy:
         if request.priority is not PriorityClass.URGENT:
             return None
         others = [
-            r for r in running if r.priority is not PriorityClass.URGENT and r.num_preemptions < self.max_preemptions
+            r
+            for r in running
+            if r.priority is not PriorityClass.URGENT
+            and r.num_preemptions < self.max_preemptions
+            and self.key(r, now) > self.key(request, now)
         ]
         return max(others, key=lambda r: self.key(r, now), default=None)

@@ -1,4 +1,4 @@
-"""One block of KV cache and its identity. A block's hash names its tokens, everything before them, and who may share it."""
+"""One block of KV cache and its identity: the hash names its tokens, all tokens before, and who may share it."""
 
 import hashlib
 import struct

@@ -81,7 +81,7 @@ def make_core(**sizes: int) -> tuple[EngineCore, CacheCheckingRunner]:
         }
     )
     runner = CacheCheckingRunner(config)
-    return EngineCore(config, runner, check=True), runner
+    return EngineCore(config, runner, clock=lambda: 0.0, check=True), runner
 
 
 def run(core: EngineCore, max_steps: int = 500) -> dict[str, Request]:
