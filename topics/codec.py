@@ -37,7 +37,9 @@ def decode(value: bytes | None, headers: RequestHeaders, *, request_id: str, max
         raise InvalidMessage(ErrorCode.EMPTY_VALUE, "the record's value is empty")
     if headers.content_type is not None and headers.content_type.startswith("application/cloudevents"):
         raise InvalidMessage(
-            ErrorCode.INVALID_VALUE, "structured CloudEvents are not supported, use the binary mode", "content-type"
+            ErrorCode.INVALID_VALUE,
+            "content-type: structured CloudEvents are not supported, use the binary mode",
+            "content-type",
         )
     fields = _json_object(_text(_unpacked(value, headers.content_encoding, max_body_bytes)))
     body, ignored = validate_body(headers.operation, fields)
@@ -61,7 +63,9 @@ def _unpacked(value: bytes, encoding: str | None, max_body_bytes: int) -> bytes:
             if unpacked.tell() > max_body_bytes:
                 raise _too_large(max_body_bytes)
     except (zstandard.ZstdError, MemoryError):
-        raise InvalidMessage(ErrorCode.INVALID_ENCODING, "the value is not valid zstd", "content-encoding") from None
+        raise InvalidMessage(
+            ErrorCode.INVALID_ENCODING, "content-encoding says zstd, but the value is not", "content-encoding"
+        ) from None
     return unpacked.getvalue()
 
 

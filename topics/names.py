@@ -4,10 +4,11 @@ import hashlib
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 from topics.errors import ErrorCode, InvalidMessage
 
-PRIORITY_CLASSES = ("urgent", "standard", "bulk")
+PRIORITY_CLASSES: Final = ("urgent", "standard", "bulk")
 """Service classes, most urgent first."""
 
 MAX_TOPIC_CHARS = 249

@@ -14,6 +14,9 @@ from topics.requests import CHAT_COMPLETIONS
 Usage = Mapping[str, Any]
 ReplyRecord = tuple[bytes, tuple[tuple[str, bytes], ...]]
 
+WHOLE_HEADER = "x-whole"
+"""Marks the record that holds the whole answer, and not the text that follows on the records before it."""
+
 NEST_END_HEADER = "kafka_nest-is-disposed"
 NEST_ERROR_HEADER = "kafka_nest-err"
 
@@ -101,7 +104,8 @@ def final_record(ctx: ReplyContext, seq: int, *, choices: Sequence[Choice], usag
             {"index": choice.index, **text, "logprobs": choice.logprobs, "finish_reason": choice.finish_reason}
         )
     kind = "chat.completion" if ctx.is_chat else "text_completion"
-    return _body(ctx, kind, bodies, usage), _headers(ctx, seq, "final", final=True)
+    whole = [(WHOLE_HEADER, b"1")]
+    return _body(ctx, kind, bodies, usage), _headers(ctx, seq, "final", final=True, more=whole)
 
 
 def error_record(

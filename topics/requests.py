@@ -88,11 +88,21 @@ class StreamOptions(_WireModel):
     include_usage: bool = False
 
 
+class TextPart(BaseModel):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
 class Message(_WireModel):
     """One turn; `content` is text, whatever form it came in. `developer` is another name of `system`."""
 
-    role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_role)]
-    content: Annotated[str, BeforeValidator(_content_text)]
+    role: Annotated[
+        Literal["system", "user", "assistant"],
+        BeforeValidator(_role, json_schema_input_type=Literal["system", "developer", "user", "assistant"]),
+    ]
+    content: Annotated[str, BeforeValidator(_content_text, json_schema_input_type=str | list[TextPart])]
 
 
 class GenerationRequest(_WireModel):
@@ -102,19 +112,25 @@ class GenerationRequest(_WireModel):
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
-    top_k: Annotated[int | None, Field(ge=1, le=MAX_INT), BeforeValidator(_top_k_or_off)] = None
+    top_k: Annotated[
+        int | None, Field(ge=1, le=MAX_INT), BeforeValidator(_top_k_or_off, json_schema_input_type=int | None)
+    ] = None
     min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10, allow_inf_nan=False)] = 1.0
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Field(ge=1, le=16)] = 1
-    stop: Annotated[tuple[StopString, ...], Field(strict=False, max_length=4), BeforeValidator(_as_list)] = ()
+    stop: Annotated[
+        tuple[StopString, ...],
+        Field(strict=False, max_length=4),
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+    ] = ()
     stop_token_ids: Annotated[tuple[TokenId, ...], Field(strict=False, max_length=64)] = ()
     logit_bias: Annotated[
         dict[TokenId, Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]],
         Field(max_length=1024),
-        BeforeValidator(_biases),
+        BeforeValidator(_biases, json_schema_input_type=dict[str, float]),
     ] = Field(default_factory=dict)
     ignore_eos: bool = False
     stream: bool = False
@@ -150,7 +166,7 @@ class ChatCompletionRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of `/v1/completions`, with one prompt of text: token ids could smuggle in control tokens."""
 
-    prompt: Annotated[str, Field(min_length=1), BeforeValidator(_one_prompt)]
+    prompt: Annotated[str, Field(min_length=1), BeforeValidator(_one_prompt, json_schema_input_type=str)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property
@@ -182,9 +198,11 @@ def validate_body(operation: str, body: Mapping[str, Any]) -> tuple[RequestBody,
     if model is None:
         if operation in UNBUILT_OPERATIONS:
             raise InvalidMessage(
-                ErrorCode.UNSUPPORTED_OPERATION, f"operation {operation} is not supported yet", "x-operation"
+                ErrorCode.UNSUPPORTED_OPERATION, f"x-operation {operation} is not supported yet", "x-operation"
             )
-        raise InvalidMessage(ErrorCode.UNKNOWN_OPERATION, "unknown operation", "x-operation")
+        raise InvalidMessage(
+            ErrorCode.UNKNOWN_OPERATION, "x-operation is not an operation of this worker", "x-operation"
+        )
     present = {name: value for name, value in body.items() if value is not None}
     refuse_unbuilt(present)
     known = {name: value for name, value in present.items() if name not in UNBUILT_FIELDS}

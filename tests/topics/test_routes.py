@@ -1,0 +1,54 @@
+"""The route table: which topics carry prompts and what a topic says about them."""
+
+import pytest
+from pydantic import ValidationError
+
+from topics.names import TopicNames
+from topics.routes import Route, RouteTable
+
+
+def test_the_default_table_has_a_route_for_each_class() -> None:
+    """A prompt topic gives its class; any other topic carries no prompts."""
+    table = RouteTable.default(TopicNames())
+    route = table.match("v4flash.prompts.bulk")
+    assert route is not None
+    assert (route.priority, route.tenant, route.reply_mode, route.output_topic) == ("bulk", None, "final", None)
+    assert table.match("v4flash.replies") is None
+    assert table.topics == set(TopicNames().all_prompts)
+
+
+def test_a_pattern_gives_the_tenant() -> None:
+    """The tenant is the pattern's group; the pattern matches from end to end; the first route wins."""
+    table = RouteTable(
+        routes=(
+            Route(topics=("acme.prompts",), tenant="vip", priority="urgent"),
+            Route(pattern=r"(?P<tenant>[a-z]+)\.prompts", priority="bulk", output_topic="answers"),
+        )
+    )
+    first, second = table.match("acme.prompts"), table.match("other.prompts")
+    assert first is not None
+    assert second is not None
+    assert (first.tenant, first.priority) == ("vip", "urgent")
+    assert (second.tenant, second.priority, second.output_topic) == ("other", "bulk", "answers")
+    assert table.match("other.prompts.reply") is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"topics": ("a",), "pattern": "a"},
+        {"pattern": "("},
+        {"pattern": "(?P<team>a)"},
+        {"pattern": "(?P<tenant>a)", "tenant": "b"},
+        {"topics": ("a b",)},
+        {"topics": ("a",), "priority": "highest"},
+        {"topics": ("a",), "output_topic": "a"},
+        {"pattern": "v4.*", "output_topic": "v4.replies"},
+        {"topics": ("a",), "colour": "red"},
+    ],
+)
+def test_a_table_that_cannot_work_is_refused(fields: dict[str, object]) -> None:
+    """Settings fail at start, above all a route that would feed on its own answers."""
+    with pytest.raises(ValidationError):
+        RouteTable.model_validate({"routes": [fields]})

@@ -1,0 +1,119 @@
+"""What a reply's value and headers may be, for readers that validate and for the published contract."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from topics.errors import ErrorCode
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PromptTokensDetails(_Body):
+    cached_tokens: Annotated[int, Field(ge=0)]
+
+
+class UsageBody(_Body):
+    """Tokens of the whole request, all choices together."""
+
+    prompt_tokens: Annotated[int, Field(ge=0)]
+    completion_tokens: Annotated[int, Field(ge=0)]
+    total_tokens: Annotated[int, Field(ge=0)]
+    prompt_tokens_details: PromptTokensDetails
+
+
+class _Choice(_Body):
+    index: Annotated[int, Field(ge=0)]
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class DeltaBody(_Body):
+    role: Literal["assistant"] | None = None
+    content: str
+
+
+class ChunkChoice(_Choice):
+    delta: DeltaBody
+
+
+class MessageBody(_Body):
+    role: Literal["assistant"]
+    content: str
+
+
+class MessageChoice(_Choice):
+    message: MessageBody
+
+
+class TextChoice(_Choice):
+    text: str
+
+
+class _Completion(_Body):
+    id: str
+    created: int
+    model: str
+    usage: UsageBody | None = None
+
+
+class ChatCompletionChunk(_Completion):
+    """New text; the last of an attempt has `finish_reason` and `usage`."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChunkChoice]
+
+
+class ChatCompletion(_Completion):
+    """A whole answer."""
+
+    object: Literal["chat.completion"]
+    choices: list[MessageChoice]
+
+
+class TextCompletion(_Completion):
+    """New text, or with the header `x-whole` a whole answer."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+
+
+class ErrorDetail(_Body):
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    code: ErrorCode
+    param: str | None
+
+
+class ErrorReply(_Body):
+    """Why there is no answer."""
+
+    error: ErrorDetail
+    usage: UsageBody | None = None
+
+
+class ReplyHeaders(BaseModel):
+    """Headers of a reply, as text. Beside these, the correlation id returns under the header it came in."""
+
+    request_id: Annotated[str, Field(alias="x-request-id")]
+    attempt: Annotated[str, Field(alias="x-attempt", description="Opaque; attempts are never compared.")]
+    seq: Annotated[str, Field(alias="x-seq", pattern="^[0-9]+$", description="0, 1, 2, ... within an attempt.")]
+    event: Annotated[Literal["chunk", "final", "error"], Field(alias="x-event")]
+    content_type: Annotated[Literal["application/json"], Field(alias="content-type")]
+    final: Annotated[Literal["1"] | None, Field(alias="x-final", description="On one record of an attempt.")] = None
+    whole: Annotated[Literal["1"] | None, Field(alias="x-whole", description="The value is the whole answer.")] = None
+    retriable: Annotated[Literal["0", "1"] | None, Field(alias="x-retriable", description="On errors.")] = None
+    retry_after_ms: Annotated[str | None, Field(alias="x-retry-after-ms", pattern="^[0-9]+$")] = None
+    ignored: Annotated[str | None, Field(alias="x-ignored", description="Unknown fields, by commas.")] = None
+    traceparent: str | None = None
+
+
+REPLIES: dict[str, type[BaseModel]] = {
+    "ChatCompletionChunk": ChatCompletionChunk,
+    "ChatCompletion": ChatCompletion,
+    "TextCompletion": TextCompletion,
+    "ErrorReply": ErrorReply,
+}
+"""Message name in the published contract -> model of its value."""

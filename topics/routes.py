@@ -1,0 +1,91 @@
+"""Which topics carry prompts, and what the topic alone says about them: class, tenant, where answers go."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from topics.headers import ReplyMode
+from topics.names import PRIORITY_CLASSES, TopicNames
+
+TENANT_GROUP = "tenant"
+
+TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+Priority = Literal["urgent", "standard", "bulk"]
+
+
+class Route(BaseModel):
+    """Prompts of the `topics`, or of all topics that `pattern` matches from end to end.
+
+    The tenant is `tenant` or the pattern's group of that name; `output_topic` None is the shared reply topic.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    topics: tuple[TopicName, ...] = ()
+    pattern: str | None = None
+    priority: Priority = "standard"
+    tenant: str | None = None
+    output_topic: TopicName | None = None
+    reply_mode: ReplyMode = "final"
+    trust_tenant: bool = False
+    order: Literal["none", "key"] = "none"
+
+    @model_validator(mode="after")
+    def _one_way_to_match(self) -> Self:
+        if bool(self.topics) == (self.pattern is not None):
+            raise ValueError("a route has either topics or a pattern")
+        if self.pattern is None:
+            return self
+        try:
+            groups = re.compile(self.pattern).groupindex
+        except re.error as error:
+            raise ValueError(f"pattern is not a regular expression: {error}") from None
+        if set(groups) - {TENANT_GROUP}:
+            raise ValueError(f"the only named group of a pattern is {TENANT_GROUP}")
+        if self.tenant is not None and TENANT_GROUP in groups:
+            raise ValueError("tenant is given twice, by name and by the pattern's group")
+        return self
+
+    def match(self, topic: str) -> "Route | None":
+        """This route with its tenant filled in, or None."""
+        if self.pattern is None:
+            return self if topic in self.topics else None
+        found = re.fullmatch(self.pattern, topic)
+        if found is None:
+            return None
+        tenant = found.groupdict().get(TENANT_GROUP)
+        return self if tenant is None else self.model_copy(update={"tenant": tenant})
+
+
+class RouteTable(BaseModel):
+    """Routes in order; the first that matches counts. No route writes its answers to a topic that carries prompts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    routes: Annotated[tuple[Route, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _never_feeds_itself(self) -> Self:
+        for route in self.routes:
+            if route.output_topic is not None and self.match(route.output_topic) is not None:
+                raise ValueError(f"output topic {route.output_topic} carries prompts: the worker would answer itself")
+        return self
+
+    @classmethod
+    def default(cls, names: TopicNames) -> "RouteTable":
+        """One route for each service class."""
+        return cls(routes=tuple(Route(topics=(names.prompts(name),), priority=name) for name in PRIORITY_CLASSES))
+
+    def match(self, topic: str) -> Route | None:
+        """The route of a prompt topic, tenant filled in; None for a topic that carries no prompts."""
+        for route in self.routes:
+            found = route.match(topic)
+            if found is not None:
+                return found
+        return None
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """All topics named without a pattern."""
+        return frozenset(topic for route in self.routes for topic in route.topics)
