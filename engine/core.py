@@ -86,10 +86,10 @@ class EngineCore:
         if request is not None:
             self.scheduler.finish(request, FinishReason.ABORT)
 
-    def preempt(self, request_id: str) -> None:
-        """Take a running request off the device, to be recomputed."""
-        request = self._requests[request_id]
-        if request in self.scheduler.running:
+    def preempt_if_running(self, request_id: str) -> None:
+        """Take a request off the device, to be recomputed; nothing happens to one that waits or has ended."""
+        request = self._requests.get(request_id)
+        if request is not None and request in self.scheduler.running:
             self.scheduler.preempt(request)
 
     def step(self) -> StepResult:

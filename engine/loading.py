@@ -1,0 +1,39 @@
+"""From a path to a model that can step: weights, tokenizer, runner, core."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from engine.api import ModelInfo
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.engine import LoadedModel
+from engine.errors import ModelLoadError
+from engine.models import load_model
+from engine.runner import TorchRunner
+from engine.text.tokenizer import load_tokenizer
+
+
+def load_model_and_core(path: Path, config: EngineConfig, *, name: str | None, dtype: str, check: bool) -> LoadedModel:
+    """Load everything; raises ModelLoadError. The context is the smaller of the model's and the configured one."""
+    if not path.exists():
+        raise ModelLoadError(f"there is no model at {path}")
+    if dtype not in ("fp32", "bf16"):
+        raise ModelLoadError(f"dtype must be fp32 or bf16, got {dtype}")
+    tokenizer = load_tokenizer(path)
+    model = load_model(path, dtype=dtype)
+    sized = replace(config, max_model_len=min(config.max_model_len, model.spec.max_model_len))
+    core = EngineCore(sized, TorchRunner(model, sized), check=check)
+    info = ModelInfo(name or path.stem, sized.max_model_len, model.spec.vocab_size)
+    return LoadedModel(info, tokenizer, core, f"{checkpoint_digest(path)}/{dtype}")
+
+
+def checkpoint_digest(path: Path) -> str:
+    """Identity of a checkpoint: SHA-256 over the names, sizes and first mebibyte of its weight files."""
+    digest = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    for file in files:
+        digest.update(f"{file.name}:{file.stat().st_size}".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(1 << 20))
+    return digest.hexdigest()

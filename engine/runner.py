@@ -1,0 +1,87 @@
+"""Runs a scheduled batch on the model: plain rows to tensors, forward, sample. Decides nothing."""
+
+import torch
+
+from engine.batch import SampledRow, ScheduledBatch, ScheduledRow
+from engine.config import EngineConfig
+from engine.inputs import ModelInputs
+from engine.models.layers import Model
+from engine.sampler import Sampler, SamplingRow
+
+
+class TorchRunner:
+    """`ModelRunner` over a model and its KV cache tensor, one call after the other (a CPU has no run-ahead)."""
+
+    def __init__(self, model: Model, config: EngineConfig) -> None:
+        self._model = model
+        self._block_size = config.block_size
+        self._cache = model.new_cache(config.num_blocks, config.block_size)
+        self._sampler = Sampler(model.spec.vocab_size)
+        self._rows: list[ScheduledRow] = []
+        self._logits = torch.empty(0)
+        self._sampled: list[SampledRow] = []
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduledBatch) -> None:
+        """Forward pass of all rows; raises whatever the model raises."""
+        self._rows = [row for row in batch.rows if row.sample]
+        self._logits = self._model.forward(model_inputs(batch, self._block_size), self._cache)
+
+    @torch.inference_mode()
+    def sample(self) -> None:
+        """A token, or an error, for every row that asked for one."""
+        rows = [
+            SamplingRow(
+                params=row.params,
+                choice=row.choice,
+                position=len(row.output_token_ids),
+                prompt_token_ids=row.prompt_token_ids,
+                output_token_ids=row.output_token_ids,
+            )
+            for row in self._rows
+        ]
+        self._sampled = []
+        if not rows:
+            return
+        chosen = self._sampler.sample(self._logits, rows)
+        for index, row in enumerate(self._rows):
+            if index in chosen.errors:
+                self._sampled.append(SampledRow(row.request_id, None, error=chosen.errors[index]))
+                continue
+            logprobs = chosen.logprobs[index]
+            self._sampled.append(
+                SampledRow(
+                    row.request_id,
+                    chosen.token_ids[index],
+                    logprob=logprobs[0] if logprobs else None,
+                    top=tuple(logprobs[1]) if logprobs else (),
+                )
+            )
+
+    def collect(self) -> list[SampledRow]:
+        return self._sampled
+
+
+def model_inputs(batch: ScheduledBatch, block_size: int) -> ModelInputs:
+    """Tensors of a batch: tokens of all rows one after the other, block tables padded with block 0."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    query_starts, kv_lens, logit_rows = [0], [], []
+    width = max(len(row.block_table) for row in batch.rows)
+    for row in batch.rows:
+        token_ids += row.token_ids
+        positions += range(row.start, row.start + len(row.token_ids))
+        query_starts.append(len(token_ids))
+        kv_lens.append(row.start + len(row.token_ids))
+        if row.sample:
+            logit_rows.append(len(token_ids) - 1)
+    return ModelInputs(
+        token_ids=torch.tensor(token_ids),
+        positions=torch.tensor(positions),
+        query_starts=query_starts,
+        kv_lens=kv_lens,
+        block_tables=torch.tensor([row.block_table + [0] * (width - len(row.block_table)) for row in batch.rows]),
+        tail_slots=[row.tail_slot for row in batch.rows],
+        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+        block_size=block_size,
+    )
