@@ -49,7 +49,6 @@ class Backpressure:
         for cls, limits in self._thresholds.items():
             if utilisation >= limits.pause_at:
                 self._paused_since.setdefault(cls, now)
-            elif cls in self._paused_since and utilisation < limits.resume_at:
-                if now - self._paused_since[cls] >= self._dwell:
-                    del self._paused_since[cls]
+            elif utilisation < limits.resume_at and now - self._paused_since.get(cls, now) >= self._dwell:
+                self._paused_since.pop(cls, None)
         return frozenset(self._paused_since)

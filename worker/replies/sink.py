@@ -1,0 +1,38 @@
+"""Sends the replies of one attempt to their destination, again and again until the broker has them or time is up."""
+
+from tenacity import AsyncRetrying, RetryError, retry_if_exception, stop_after_delay, wait_exponential_jitter
+
+from topics.replies import ReplyRecord
+from worker.broker.api import BrokerError, MessageTooLargeError, Producer, ProducerWedgedError
+from worker.replies.api import Destination, ReplyUndeliverable
+
+
+def _worth_retrying(error: BaseException) -> bool:
+    return isinstance(error, BrokerError) and error.retriable and not isinstance(error, ProducerWedgedError)
+
+
+class BrokerSink:
+    """Keeps the order of the attempt: a record is sent when the one before is acknowledged."""
+
+    def __init__(self, producer: Producer, destination: Destination, *, give_up_seconds: float) -> None:
+        self._producer = producer
+        self._destination = destination
+        self._give_up_seconds = give_up_seconds
+
+    async def send(self, record: ReplyRecord) -> None:
+        value, headers = record
+        to = self._destination
+        try:
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception(_worth_retrying),
+                stop=stop_after_delay(self._give_up_seconds),
+                wait=wait_exponential_jitter(initial=0.05, max=2.0),
+            ):
+                with attempt:
+                    await self._producer.send(to.topic, value, key=to.key, headers=headers, partition=to.partition)
+        except (MessageTooLargeError, ProducerWedgedError):
+            raise
+        except RetryError as error:
+            raise ReplyUndeliverable(f"no acknowledgement within {self._give_up_seconds} s") from error
+        except BrokerError as error:
+            raise ReplyUndeliverable(str(error) or type(error).__name__) from error
