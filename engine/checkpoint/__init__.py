@@ -1,0 +1,1 @@
+"""Checkpoints on disk: configuration and tensors by their Hugging Face names."""

@@ -1,0 +1,103 @@
+"""What the model files share: the spec, the Protocol, weights by name, rotary angles."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.errors import ModelLoadError
+from engine.inputs import ModelInputs
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Sizes of a decoder with grouped-query attention. Llama's cache has one group of paged layers."""
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_model_len: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    qk_norm: bool
+    eos_token_ids: frozenset[int]
+
+
+class Model(Protocol):
+    spec: ModelSpec
+
+    def new_cache(self, num_blocks: int, block_size: int) -> Tensor: ...
+
+    def forward(self, inputs: ModelInputs, cache: Tensor) -> Tensor: ...
+
+
+class Weights:
+    """Tensors of a checkpoint by name, checked for presence and shape as they are taken."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        self._tensors = tensors
+        self._dtype = dtype
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """One tensor in the compute dtype; raises ModelLoadError that names it if missing or misshapen."""
+        if name not in self._tensors:
+            raise ModelLoadError(f"tensor {name} is missing from the checkpoint")
+        tensor = self._tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise ModelLoadError(f"tensor {name} has shape {list(tensor.shape)}, the configuration says {list(shape)}")
+        return tensor.to(self._dtype).contiguous()
+
+    def fused(self, parts: list[tuple[str, int]], *tail: int) -> Tensor:
+        """Several tensors one under the other: (name, rows) each, with a common tail shape."""
+        return torch.cat([self.take(name, rows, *tail) for name, rows in parts])
+
+
+def rotary_tables(spec: ModelSpec) -> tuple[Tensor, Tensor]:
+    """cos and sin [max_model_len, D/2] in float32 (RoFormer, arXiv 2104.09864)."""
+    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+    angles = torch.outer(torch.arange(spec.max_model_len, dtype=torch.float32), 1.0 / spec.rope_theta**exponents)
+    return angles.cos(), angles.sin()
+
+
+def spec_from_config(config: Mapping[str, Any], *, attention_bias: bool, qk_norm: bool) -> ModelSpec:
+    """Read `config.json`; raises ModelLoadError naming what is missing or not supported."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise ModelLoadError(f"RoPE scaling {kind!r} is not supported")
+    if config.get("use_sliding_window"):
+        raise ModelLoadError("sliding window attention is not supported")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ModelLoadError(f"activation {config['hidden_act']!r} is not supported, only silu")
+    try:
+        heads = int(config["num_attention_heads"])
+        eos = config.get("eos_token_id")
+        eos_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        return ModelSpec(
+            architecture=config["architectures"][0],
+            num_layers=int(config["num_hidden_layers"]),
+            hidden_size=int(config["hidden_size"]),
+            intermediate_size=int(config["intermediate_size"]),
+            num_heads=heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+            vocab_size=int(config["vocab_size"]),
+            max_model_len=int(config["max_position_embeddings"]),
+            rms_norm_eps=float(config["rms_norm_eps"]),
+            rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=bool(config.get("attention_bias", attention_bias)),
+            qk_norm=qk_norm,
+            eos_token_ids=frozenset(int(token) for token in eos_ids),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ModelLoadError(f"config.json: {type(error).__name__} on {error}") from error

@@ -1,0 +1,92 @@
+"""The contract of a kernel set: tensors in, tensors out; knows no model, no file and no request.
+
+Shape letters, used by every file under `kernels/` and `engine/models/`:
+T tokens of a step, S sequences, R rows whose logits are wanted, M blocks of a block table, N blocks of the cache,
+B tokens a block, L layers, H query heads, K key/value heads, G = H / K query heads of a group, D head dimension,
+E hidden size, F intermediate size, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# Largest absolute difference to the float32 twin in `kernels.reference` for inputs of unit variance. A bfloat16 keeps
+# eight bits, so one rounding of a value near 4 costs 2**-7; attention and linears round twice.
+TOLERANCES = MappingProxyType(
+    {
+        ("linear", torch.float32): 1e-4,
+        ("linear", torch.bfloat16): 1.5e-1,
+        ("rms_norm", torch.float32): 1e-5,
+        ("rms_norm", torch.bfloat16): 3e-2,
+        ("rotary", torch.float32): 1e-5,
+        ("rotary", torch.bfloat16): 3e-2,
+        ("silu_mul", torch.float32): 1e-5,
+        ("silu_mul", torch.bfloat16): 6e-2,
+        ("attention", torch.float32): 2e-5,
+        ("attention", torch.bfloat16): 4e-2,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Where the rows of one step lie in the paged cache [N, L, 2, K, B, D]. One plan serves all layers of a step.
+
+    Rows of sequence s are query_starts[s]:query_starts[s + 1] and are its last positions; `kv_lens` counts its tokens
+    with these rows included. A row is stored at slot = block * block_size + offset in the block.
+    """
+
+    query_starts: list[int]  # S + 1
+    kv_lens: list[int]  # S
+    block_tables: Tensor  # [S, M] int64, padded with any valid block
+    slots: Tensor  # [T] int64
+    block_size: int
+
+    def positions(self, s: int) -> Tensor:
+        """Positions of the rows of sequence s in it."""
+        query_len = self.query_starts[s + 1] - self.query_starts[s]
+        return torch.arange(self.kv_lens[s] - query_len, self.kv_lens[s])
+
+
+class Linear(Protocol):
+    """A weight prepared once; the given weight need not outlive the preparation."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out] in the dtype of the weight."""
+
+
+class Kernels(Protocol):
+    """All operations of a decoder. The compute dtype is that of the weights. Every operation is independent of batch
+    mates up to float rounding.
+
+    `write_kv` of a layer comes before its `attention`, so a row may attend to what another row of the step has written.
+    """
+
+    name: str
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """Prepare weight [out, in] and bias [out]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32, rounded to the weight's dtype."""
+
+    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual [T, E] float32 += delta, in place; returns its `rms_norm`."""
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotate the halves of x [T, H, D] by angles given as cos, sin [T, D / 2] float32; dtype of x."""
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2 F] -> [T, F]: silu of the first half times the second."""
+
+    def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> None:
+        """Store key and value [T, K, D] of one layer at the slots of the rows."""
+
+    def attention(self, query: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> Tensor:
+        """[T, H, D] -> [T, H, D]: softmax(q k / sqrt(D)) v over the positions up to and including the row's own.
+
+        Memory that no position of a sequence owns never reaches a result, whatever it holds (NaN included).
+        """

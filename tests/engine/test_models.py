@@ -1,0 +1,136 @@
+"""Logits are those of transformers, and do not depend on chunks, batch mates or what unused cache memory holds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.checkpoint.bundled import bundled_model_path
+from engine.checkpoint.gguf import read_gguf
+from engine.errors import ModelLoadError
+from engine.inputs import ModelInputs
+from engine.models import MODELS, load_model
+from kernels.select import KERNELS
+
+SIZES = {
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def save_oracle(name: str, path: Path, **changes: Any) -> Any:
+    """A tiny random model of transformers, saved as a checkpoint and returned."""
+    import transformers
+
+    torch.manual_seed(3)
+    config = getattr(transformers, name.replace("ForCausalLM", "Config"))(**SIZES, head_dim=8, **changes)
+    model = getattr(transformers, name)(config).eval().float()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.15)
+    model.save_pretrained(path)
+    return model
+
+
+def inputs_of(chunks: list[tuple[list[int], int, list[int]]], block_size: int = 4) -> ModelInputs:
+    """(all tokens, start, block table) per sequence; logits of every new token."""
+    ids, positions, starts, lens = [], [], [0], []
+    width = max(len(table) for _, _, table in chunks)
+    for tokens, start, _ in chunks:
+        ids += tokens[start:]
+        positions += range(start, len(tokens))
+        starts.append(len(ids))
+        lens.append(len(tokens))
+    return ModelInputs(
+        token_ids=torch.tensor(ids),
+        positions=torch.tensor(positions),
+        query_starts=starts,
+        kv_lens=lens,
+        block_tables=torch.tensor([table + [0] * (width - len(table)) for _, _, table in chunks]),
+        tail_slots=list(range(len(chunks))),
+        logit_rows=torch.arange(len(ids)),
+        block_size=block_size,
+    )
+
+
+TOKENS = [(7 * i * i + 3) % 131 for i in range(23)]
+TABLE = [9, 2, 5, 7, 1, 11]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", list(MODELS))
+@torch.inference_mode()
+def test_logits_equal_those_of_transformers(name: str, tied: bool, tmp_path: Path) -> None:
+    """At most 1e-4 apart in float32, for every architecture in the table, tied and untied."""
+    oracle = save_oracle(name, tmp_path, tie_word_embeddings=tied)
+    model = load_model(tmp_path, dtype="fp32")
+    cache = model.new_cache(12, 4).fill_(float("nan"))
+    ours = model.forward(inputs_of([(TOKENS, 0, TABLE)]), cache)
+    theirs = oracle(torch.tensor([TOKENS])).logits[0]
+    assert (ours - theirs).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("kernels", list(KERNELS))
+@torch.inference_mode()
+def test_chunks_and_batch_mates_do_not_change_logits(kernels: str, tmp_path: Path) -> None:
+    """One pass, or chunks of odd sizes beside another sequence, in memory poisoned by NaN: the same logits."""
+    save_oracle("LlamaForCausalLM", tmp_path)
+    model = load_model(tmp_path, dtype="fp32", kernels=KERNELS[kernels]())
+    whole = model.forward(inputs_of([(TOKENS, 0, TABLE)]), model.new_cache(12, 4).fill_(float("nan")))
+    cache = model.new_cache(12, 4).fill_(float("nan"))
+    other, rows, start = TOKENS[::-1][:9], [], 0
+    for end in (1, 8, 9, 10, 22, 23):
+        mate = other[: min(end, 9)]
+        logits = model.forward(inputs_of([(mate, 0, [0, 3, 4]), (TOKENS[:end], start, TABLE)]), cache)
+        rows.append(logits[len(mate) :])
+        start = end
+    assert (torch.cat(rows) - whole).abs().max() <= 2e-5
+
+
+def test_a_bad_checkpoint_is_refused_by_the_name_of_its_tensor(tmp_path: Path) -> None:
+    """Missing, misshapen and truncated weights, and unknown architectures, each say what is wrong."""
+    save_oracle("LlamaForCausalLM", tmp_path)
+    file, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    tensors, name = load_file(file), "model.layers.1.mlp.down_proj.weight"
+    kept = tensors.pop(name).clone()
+    save_file(tensors, file)
+    with pytest.raises(ModelLoadError, match=f"{name} is missing"):
+        load_model(tmp_path, dtype="fp32")
+    save_file(tensors | {name: kept[:, 1:].contiguous()}, file)
+    with pytest.raises(ModelLoadError, match=rf"{name} has shape \[48, 79\]"):
+        load_model(tmp_path, dtype="fp32")
+    file.write_bytes(file.read_bytes()[:5_000])
+    with pytest.raises(ModelLoadError, match="damaged or truncated"):
+        load_model(tmp_path, dtype="fp32")
+    save_file(tensors, file)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["OtherForCausalLM"]}))
+    with pytest.raises(ModelLoadError, match="OtherForCausalLM"):
+        load_model(tmp_path, dtype="fp32")
+
+
+@pytest.mark.model
+@torch.inference_mode()
+def test_the_real_model_gives_the_logits_of_transformers() -> None:
+    """SmolLM2 from its GGUF file against transformers on the same dequantised weights: at most 1e-3 apart."""
+    import transformers
+
+    path = bundled_model_path()
+    config, tensors = read_gguf(path)
+    settings = {key: value for key, value in config.items() if key != "architectures"}
+    oracle = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).eval().float()
+    missing = oracle.load_state_dict(tensors, strict=False)
+    assert not missing.unexpected_keys
+    assert set(missing.missing_keys) <= {"lm_head.weight"}
+    oracle.tie_weights()
+    tokens = [(977 * i * i + 11) % config["vocab_size"] for i in range(64)]
+    model = load_model(path, dtype="fp32")
+    ours = model.forward(inputs_of([(tokens, 0, [3, 1, 2, 0])], 16), model.new_cache(4, 16))
+    assert (ours - oracle(torch.tensor([tokens])).logits[0]).abs().max() <= 1e-3
