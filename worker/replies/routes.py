@@ -31,7 +31,7 @@ class ReplyRoutes:
         return Destination(topic, record.key or headers.correlation_id or request_id.encode("utf-8", "replace"))
 
     async def resolve(self, record: Record, headers: RequestHeaders, route: Route, request_id: str) -> Destination:
-        """Raises InvalidMessage (`invalid_reply_topic`) for a topic or partition that may not be written or is not there."""
+        """Raises InvalidMessage (`invalid_reply_topic`) for what may not be written or is not there."""
         default = self.default(record, headers, route, request_id)
         if headers.reply_topic is None:
             return default

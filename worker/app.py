@@ -1,0 +1,249 @@
+"""The worker: wires broker, engine and jobs together, and takes them apart again.
+
+The life of a request:
+
+1. `intake.Intake` polls a record from the class whose turn it is; `offsets.OffsetTracker.started`.
+2. `job.Job` finds where replies go (`replies.routes`) and reads the value (`topics.codec`).
+3. Admission: identity, deadline, cancel; a refusal is an error reply, and for a broken record a dead letter.
+4. `translate` makes the engine's request and asks whether it can ever run.
+5. `GenerationEngine.generate` streams deltas; `watch.DeltaWatch` holds deadline, stall limits and cancel.
+6. A replier (`replies.table`) turns deltas into records; the terminal record is awaited.
+7. `OffsetTracker.finished`; `committer.Committer` commits the contiguous watermark.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+import structlog
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+
+from engine.api import GenerationEngine, PriorityClass
+from topics.names import TopicNames
+from topics.routes import RouteTable
+from worker.assignment import Assignment
+from worker.backpressure import Backpressure
+from worker.broker.api import Broker, BrokerUnavailableError, Record
+from worker.cancel import CancelBook, CancelReader
+from worker.clock import Clock
+from worker.committer import Committer
+from worker.dead_letter import DeadLetters
+from worker.fair_queue import FairQueue
+from worker.identities import Identities
+from worker.intake import Intake
+from worker.job import Job
+from worker.job_services import JobLimits, JobServices
+from worker.observer import NullObserver, Observer
+from worker.offsets import OffsetTracker
+from worker.replies.routes import ReplyRoutes
+from worker.replies.stream import CoalescePolicy
+
+START_SECONDS = 60.0
+
+log = structlog.get_logger(__name__)
+
+
+class WorkerSettings(Protocol):
+    """The settings that the runtime reads; `worker.settings.Settings` has them."""
+
+    @property
+    def group_id(self) -> str: ...
+    @property
+    def prefix(self) -> str: ...
+    @property
+    def max_body_bytes(self) -> int: ...
+    @property
+    def reply_prefixes(self) -> tuple[str, ...]: ...
+    @property
+    def max_inflight_per_partition(self) -> int: ...
+    @property
+    def max_inflight_requests(self) -> int: ...
+    @property
+    def class_weights(self) -> Mapping[str, float]: ...
+    @property
+    def grace_seconds(self) -> float: ...
+    @property
+    def streaming_timeout_ms(self) -> int: ...
+    @property
+    def first_token_timeout_ms(self) -> int: ...
+    @property
+    def stream_coalesce_ms(self) -> int: ...
+    @property
+    def stream_coalesce_tokens(self) -> int: ...
+    @property
+    def reply_give_up_seconds(self) -> float: ...
+    @property
+    def max_replay_age_seconds(self) -> float: ...
+    @property
+    def from_beginning(self) -> bool: ...
+    @property
+    def max_output_tokens(self) -> int: ...
+
+
+class WorkerApp:
+    """One member of the group. `run` may be called once."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        broker: Broker,
+        engine: GenerationEngine,
+        clock: Clock,
+        *,
+        observer: Observer | None = None,
+        routes: RouteTable | None = None,
+        backpressure: Backpressure | None = None,
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._clock = clock
+        self._observer = observer or NullObserver()
+        self._names = TopicNames(settings.prefix)
+        self._routes = routes or RouteTable.default(self._names)
+        self._stop = asyncio.Event()
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._producer = broker.producer()
+        self._admin = broker.admin()
+        self._control = broker.reader([self._names.control], from_beginning=True)
+        self._cancels = CancelBook()
+        self._tracker = OffsetTracker(max_inflight_per_partition=settings.max_inflight_per_partition)
+        self._assignment = Assignment(
+            self._tracker,
+            clock,
+            from_beginning=settings.from_beginning,
+            max_replay_age_seconds=settings.max_replay_age_seconds,
+        )
+        self._consumer = broker.consumer(settings.group_id, sorted(self._routes.topics), self._assignment)
+        self._committer = Committer(self._consumer, self._tracker)
+        self._assignment.bind(self._consumer, self._committer)
+        self._intake = Intake(
+            self._consumer,
+            self._assignment,
+            self._tracker,
+            queue=FairQueue({cls: settings.class_weights[cls] for cls in PriorityClass}),
+            backpressure=backpressure or Backpressure(),
+            stats=engine.stats,
+            class_of=self._class_of,
+            max_inflight_requests=settings.max_inflight_requests,
+            clock=clock,
+            observer=self._observer,
+        )
+
+    @property
+    def tracker(self) -> OffsetTracker:
+        """What runs and what may be committed, for health and tests."""
+        return self._tracker
+
+    @property
+    def ready(self) -> bool:
+        """Whether prompts are being taken."""
+        return self._engine.health.ready and self._assignment.known.is_set() and not self._stop.is_set()
+
+    def request_stop(self) -> None:
+        """Stop taking prompts; `run` returns when what runs has ended, or the grace has. Idempotent."""
+        self._stop.set()
+
+    async def run(self, *, until_end: bool = False) -> None:
+        """Serve until `request_stop`, or with `until_end` until what was there at the start is answered and committed.
+
+        Raises what makes serving impossible (dead engine, broker out of reach); unfinished prompts stay uncommitted.
+        """
+        services = self._services()
+        cancels = CancelReader(self._control, self._cancels)
+        async with AsyncExitStack() as leaving:
+            for client in (self._admin, self._consumer, self._producer, self._control):
+                leaving.push_async_callback(client.stop)
+            leaving.push_async_callback(self._engine.close)
+            if not self._engine.health.ready:
+                await self._engine.start()
+            for client in (self._admin, self._producer, self._control):
+                await _started(client)
+            await cancels.catch_up()
+            await _started(self._consumer)
+            async with asyncio.TaskGroup() as tasks:
+                background = [tasks.create_task(cancels.run()), tasks.create_task(self._committer.run())]
+                async with asyncio.TaskGroup() as jobs:
+                    await self._intake.run(
+                        lambda record, cls: self._admit(services, jobs, record, cls),
+                        stop=self._stop,
+                        until_end=until_end,
+                    )
+                    await self._drain(None if until_end and not self._stop.is_set() else self._settings.grace_seconds)
+                for task in background:
+                    task.cancel()
+            await self._committer.commit()
+
+    def _admit(self, services: JobServices, jobs: asyncio.TaskGroup, record: Record, cls: PriorityClass) -> None:
+        task = jobs.create_task(self._serve(services, record, cls))
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+
+    async def _serve(self, services: JobServices, record: Record, cls: PriorityClass) -> None:
+        route = self._routes.match(record.topic)
+        assert route is not None, record.topic
+        try:
+            await Job(services, record, route, cls).run()
+            self._tracker.finished(record.tp, record.offset)
+            self._committer.progressed()
+        finally:
+            self._intake.released()
+
+    async def _drain(self, grace_seconds: float | None) -> None:
+        """Wait for the running jobs; those that outlive the grace are aborted and stay for redelivery."""
+        running = tuple(self._jobs)
+        if not running:
+            return
+        log.info("draining", num_requests=len(running))
+        _, late = await asyncio.wait(running, timeout=grace_seconds)
+        for task in late:
+            task.cancel()
+
+    def _class_of(self, topic: str) -> PriorityClass:
+        route = self._routes.match(topic)
+        return PriorityClass.STANDARD if route is None else PriorityClass(route.priority)
+
+    def _services(self) -> JobServices:
+        settings, names = self._settings, self._names
+        give_up = settings.reply_give_up_seconds
+        return JobServices(
+            engine=self._engine,
+            producer=self._producer,
+            routes=ReplyRoutes(
+                self._admin,
+                names,
+                allowed_prefixes=settings.reply_prefixes or names.reply_prefixes,
+                forbidden=names.own | self._routes.topics,
+            ),
+            dead_letters=DeadLetters(self._producer, names.dead_letter, give_up_seconds=give_up),
+            cancels=self._cancels,
+            identities=Identities(),
+            control_topic=names.control,
+            clock=self._clock,
+            observer=self._observer,
+            limits=JobLimits(
+                max_body_bytes=settings.max_body_bytes,
+                max_output_tokens=settings.max_output_tokens,
+                first_token_seconds=settings.first_token_timeout_ms / 1000,
+                between_tokens_seconds=settings.streaming_timeout_ms / 1000,
+                reply_give_up_seconds=give_up,
+                retention_ms=int(settings.max_replay_age_seconds * 1000),
+                coalesce=CoalescePolicy(settings.stream_coalesce_tokens, settings.stream_coalesce_ms / 1000),
+            ),
+        )
+
+
+class _Client(Protocol):
+    async def start(self) -> None: ...
+
+
+async def _started(client: _Client) -> None:
+    """Start a client of the broker, again and again for a while: a broker may come up after the worker."""
+    async for attempt in AsyncRetrying(
+        retry=retry_if_exception_type(BrokerUnavailableError),
+        stop=stop_after_delay(START_SECONDS),
+        wait=wait_exponential_jitter(initial=0.2, max=5.0),
+        reraise=True,
+    ):
+        with attempt:
+            await client.start()

@@ -1,0 +1,74 @@
+"""Which partitions this worker may poll now, and from where. The listener of rebalances; waits for no generation."""
+
+import asyncio
+import contextlib
+from collections.abc import Collection
+
+from worker.broker.api import BrokerError, Consumer, TopicPartition
+from worker.clock import Clock
+from worker.committer import Committer
+from worker.offsets import OffsetTracker
+
+REVOKE_COMMIT_SECONDS = 1.0
+
+
+class Assignment:
+    """A partition is open from the moment its start is known until it is revoked."""
+
+    def __init__(
+        self, tracker: OffsetTracker, clock: Clock, *, from_beginning: bool, max_replay_age_seconds: float
+    ) -> None:
+        self.open: set[TopicPartition] = set()
+        self.ends: dict[TopicPartition, int] = {}
+        self.positions: dict[TopicPartition, int] = {}
+        self.paused: frozenset[TopicPartition] = frozenset()
+        self.known = asyncio.Event()
+        self._tracker = tracker
+        self._clock = clock
+        self._from_beginning = from_beginning
+        self._max_replay_age = max_replay_age_seconds
+        self._consumer: Consumer | None = None
+        self._committer: Committer | None = None
+
+    def bind(self, consumer: Consumer, committer: Committer) -> None:
+        """Name the consumer that calls this listener; before it starts."""
+        self._consumer, self._committer = consumer, committer
+
+    async def on_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self.open -= set(revoked)
+        assert self._committer is not None
+        with contextlib.suppress(BrokerError, TimeoutError):
+            async with asyncio.timeout(REVOKE_COMMIT_SECONDS):
+                await self._committer.commit()
+        self._tracker.revoke(revoked)
+
+    async def on_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        consumer = self._consumer
+        assert consumer is not None
+        consumer.pause(self.paused & set(assigned))
+        self.open.clear()
+        committed = await consumer.committed(assigned)
+        ends = await consumer.end_offsets(assigned)
+        starts = {tp: commit.offset for tp, commit in committed.items() if commit is not None}
+        fresh = [tp for tp in assigned if tp not in starts]
+        if fresh:
+            everything = self._from_beginning and not starts
+            since = 0 if everything else self._clock.wall_ms() - int(self._max_replay_age * 1000)
+            for tp, offset in (await consumer.offsets_for_time(fresh, since)).items():
+                starts[tp] = ends[tp] if offset is None else offset
+                consumer.seek(tp, starts[tp])
+        self._tracker.assign({tp: None if committed.get(tp) is None else starts[tp] for tp in assigned})
+        self.positions = {tp: max(starts[tp], self.positions.get(tp, 0)) for tp in assigned}
+        for tp in assigned:
+            self.ends.setdefault(tp, ends[tp])
+        self.open = set(assigned)
+        self.known.set()
+
+    def polled(self, tp: TopicPartition, next_offset: int) -> None:
+        """Everything before `next_offset` has been taken."""
+        self.positions[tp] = max(next_offset, self.positions.get(tp, 0))
+
+    @property
+    def at_ends(self) -> bool:
+        """Whether all that was there when each partition came to us has been polled."""
+        return self.known.is_set() and all(self.positions[tp] >= self.ends[tp] for tp in self.open)

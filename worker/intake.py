@@ -1,0 +1,135 @@
+"""The one poller: takes records of one partition at a time and hands each on once. Only it calls `Consumer.poll`."""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Mapping
+
+from engine.api import EngineStats, PriorityClass
+from worker.assignment import Assignment
+from worker.backpressure import Backpressure
+from worker.broker.api import Consumer, Record, TopicPartition
+from worker.clock import Clock
+from worker.fair_queue import FairQueue
+from worker.observer import Observer
+from worker.offsets import OffsetTracker
+
+MAX_RECORDS_PER_POLL = 8
+IDLE_SECONDS = 0.05
+BYTES_PER_TOKEN = 4
+
+SLOT_SHARE: Mapping[PriorityClass, float] = {
+    PriorityClass.URGENT: 1.0,
+    PriorityClass.STANDARD: 0.9,
+    PriorityClass.BULK: 0.75,
+}
+"""How much of the in-flight limit all requests together may use before a class has to wait: urgent finds a slot."""
+
+
+class Intake:
+    """Polls while the limits allow: slots, the window of each partition, KV utilisation."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        assignment: Assignment,
+        tracker: OffsetTracker,
+        *,
+        queue: FairQueue,
+        backpressure: Backpressure,
+        stats: Callable[[], EngineStats],
+        class_of: Callable[[str], PriorityClass],
+        max_inflight_requests: int,
+        clock: Clock,
+        observer: Observer,
+    ) -> None:
+        self._consumer = consumer
+        self._assignment = assignment
+        self._tracker = tracker
+        self._queue = queue
+        self._backpressure = backpressure
+        self._stats = stats
+        self._class_of = class_of
+        self._slots = {cls: math.ceil(max_inflight_requests * share) for cls, share in SLOT_SHARE.items()}
+        self._clock = clock
+        self._observer = observer
+        self._inflight = 0
+        self._changed = asyncio.Event()
+        self._empty: set[TopicPartition] = set()
+        self._last_polled: dict[TopicPartition, int] = {}
+        self._turn = 0
+
+    @property
+    def num_inflight(self) -> int:
+        return self._inflight
+
+    async def run(
+        self, admit: Callable[[Record, PriorityClass], None], *, stop: asyncio.Event, until_end: bool
+    ) -> None:
+        """Call `admit` for every new record until `stop`, or with `until_end` until the ends seen at the start."""
+        while not stop.is_set() and not (until_end and self._assignment.at_ends):
+            ready = self._ready()
+            if not ready:
+                await self._wait_for_change()
+                continue
+            wait_seconds = 0.0
+            if all(tp in self._empty for tps in ready.values() for tp in tps):
+                self._empty.clear()
+                wait_seconds = IDLE_SECONDS
+            candidates = {cls: left for cls, tps in ready.items() if (left := [t for t in tps if t not in self._empty])}
+            cls = self._queue.choose(candidates, self._clock.now())
+            assert cls is not None
+            tp = min(candidates[cls], key=lambda tp: (self._last_polled.get(tp, 0), tp))
+            await self._poll(tp, cls, wait_seconds, admit)
+
+    def released(self) -> None:
+        """A request that was admitted has ended."""
+        self._inflight -= 1
+        self._changed.set()
+
+    async def _poll(
+        self,
+        tp: TopicPartition,
+        cls: PriorityClass,
+        wait_seconds: float,
+        admit: Callable[[Record, PriorityClass], None],
+    ) -> None:
+        self._turn += 1
+        self._last_polled[tp] = self._turn
+        most = min(MAX_RECORDS_PER_POLL, self._tracker.room(tp), self._slots[cls] - self._inflight)
+        records = await self._consumer.poll(tp, most, wait_seconds)
+        if not records:
+            self._empty.add(tp)
+            self._queue.empty(cls)
+            return
+        for record in records:
+            if self._tracker.started(tp, record.offset):
+                self._inflight += 1
+                self._observer.record_polled(cls)
+                admit(record, cls)
+        self._assignment.polled(tp, records[-1].offset + 1)
+        tokens = sum(len(record.value or b"") // BYTES_PER_TOKEN + 1 for record in records)
+        self._queue.charge(cls, tokens, self._clock.now())
+
+    def _ready(self) -> dict[PriorityClass, list[TopicPartition]]:
+        paused = self._backpressure.update(self._stats().kv_utilisation, self._clock.now())
+        self._pause(frozenset(tp for tp in self._assignment.open if self._class_of(tp.topic) in paused))
+        ready: dict[PriorityClass, list[TopicPartition]] = {}
+        for tp in self._assignment.open - self._assignment.paused:
+            cls = self._class_of(tp.topic)
+            if self._inflight < self._slots[cls] and self._tracker.room(tp):
+                ready.setdefault(cls, []).append(tp)
+        return ready
+
+    def _pause(self, wanted: frozenset[TopicPartition]) -> None:
+        before = self._assignment.paused
+        if wanted != before:
+            self._consumer.pause(wanted - before)
+            self._consumer.resume((before - wanted) & self._assignment.open)
+            self._assignment.paused = wanted
+
+    async def _wait_for_change(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_SECONDS):
+                await self._changed.wait()
+        self._changed.clear()

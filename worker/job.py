@@ -1,0 +1,203 @@
+"""One prompt record from its bytes to its terminal record. The one place that turns exceptions into replies."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import structlog
+
+from engine.api import Delta, GenerateRequest, PriorityClass, Usage
+from topics.codec import PromptRequest, decode
+from topics.errors import InvalidMessage
+from topics.headers import DEFAULT_OPERATION, ReplyMode, RequestHeaders, parse_headers, salvage_headers
+from topics.replies import ReplyContext
+from topics.routes import Route
+from worker.broker.api import MessageTooLargeError, Record
+from worker.cancel import cancel_record
+from worker.deadline import deadline_ms
+from worker.errors import RequestCancelled, RequestIdConflict, StreamStalled
+from worker.job_services import JobServices
+from worker.outcome import failure_of
+from worker.replies.api import Destination, Failure, Replier, ReplyUndeliverable
+from worker.replies.final import FinalReplier
+from worker.replies.sink import BrokerSink
+from worker.replies.table import REPLIERS
+from worker.translate import translate
+from worker.watch import DeltaWatch
+
+log = structlog.get_logger(__name__)
+
+
+class Job:
+    """`run` returns when the record is dealt with: its terminal record, dead letter or cancel is acknowledged.
+
+    It raises, with nothing terminal sent, when the engine is dead, the broker is out of reach or the job is cancelled:
+    such a record must stay uncommitted.
+    """
+
+    def __init__(self, services: JobServices, record: Record, route: Route, priority: PriorityClass) -> None:
+        self._services = services
+        self._record = record
+        self._route = route
+        self._priority = priority
+        self._began = services.clock.now()
+        self._first_token: float | None = None
+        self._headers = salvage_headers(record.headers)
+        self._request_id = self._headers.request_id or f"{record.topic}-{record.partition}-{record.offset}"
+        self._tenant = (self._headers.tenant if route.trust_tenant else None) or route.tenant or ""
+        self._destination = services.routes.default(record, self._headers, route, self._request_id)
+        self._attempt = uuid.uuid4().hex
+        self._replier: Replier | None = None
+
+    async def run(self) -> None:
+        try:
+            if self._record.value is None and self._headers.request_id is not None:
+                await self._publish_cancel()
+                return
+            usage = await self._answer()
+            self._observe("done", usage)
+        except Exception as error:
+            await self._end(error)
+
+    async def _publish_cancel(self) -> None:
+        key, value = cancel_record(self._tenant, self._request_id)
+        self._services.cancels.cancel((self._tenant, self._request_id))
+        await self._services.producer.send(self._services.control_topic, value, key=key)
+
+    async def _answer(self) -> Usage:
+        services, record = self._services, self._record
+        self._destination = await services.routes.resolve(record, self._headers, self._route, self._request_id)
+        headers = parse_headers(record.headers)
+        prompt = await asyncio.to_thread(
+            decode, record.value, headers, request_id=self._request_id, max_body_bytes=services.limits.max_body_bytes
+        )
+        if services.identities.conflicts(self._tenant, self._request_id, record.value or b""):
+            raise RequestIdConflict
+        watch = self._watch(headers)
+        watch.check()
+        if services.cancels.is_cancelled((self._tenant, self._request_id)):
+            raise RequestCancelled
+        with self._listening(watch):
+            request = await asyncio.to_thread(self._translate, prompt, headers)
+            self._replier = self._make_replier(prompt, headers)
+            return await self._generate(request, watch, self._replier)
+
+    async def _generate(self, request: GenerateRequest, watch: DeltaWatch, replier: Replier) -> Usage:
+        async with _closing(self._services.engine.generate(request)) as deltas:
+            while (delta := await watch.next(deltas)) is not None:
+                if self._first_token is None:
+                    self._first_token = self._services.clock.now() - self._began
+                await replier.send(delta)
+        return await replier.finish()
+
+    def _translate(self, prompt: PromptRequest, headers: RequestHeaders) -> GenerateRequest:
+        classes = list(PriorityClass)
+        asked = self._priority if headers.priority is None else PriorityClass(headers.priority)
+        return translate(
+            prompt,
+            self._services.engine,
+            attempt=self._attempt,
+            tenant=self._tenant,
+            priority=max(asked, self._priority, key=classes.index),
+            max_output_tokens=self._services.limits.max_output_tokens,
+            arrival_seconds=self._began,
+        )
+
+    def _watch(self, headers: RequestHeaders) -> DeltaWatch:
+        clock, limits = self._services.clock, self._services.limits
+        now_ms = clock.wall_ms()
+        until = deadline_ms(self._record, headers, received_ms=now_ms, retention_ms=limits.retention_ms)
+        return DeltaWatch(
+            clock,
+            deadline=None if until is None else clock.now() + (until - now_ms) / 1000,
+            first_token_seconds=limits.first_token_seconds,
+            between_tokens_seconds=limits.between_tokens_seconds,
+        )
+
+    @contextmanager
+    def _listening(self, watch: DeltaWatch) -> Iterator[None]:
+        key = (self._tenant, self._request_id)
+        self._services.cancels.listen(key, watch.cancel)
+        try:
+            yield
+        finally:
+            self._services.cancels.forget(key, watch.cancel)
+
+    def _make_replier(self, prompt: PromptRequest, headers: RequestHeaders) -> Replier:
+        mode: ReplyMode = self._route.reply_mode
+        if headers.reply_mode is not None:
+            mode = headers.reply_mode
+        elif prompt.body.stream and not headers.speaks_spring:
+            mode = "chunks"
+        services = self._services
+        context = self._context(prompt.operation, prompt.ignored)
+        return REPLIERS[mode](context, self._sink(self._destination), services.clock, services.limits.coalesce)
+
+    def _context(self, operation: str, ignored: tuple[str, ...] = ()) -> ReplyContext:
+        return ReplyContext(
+            request_id=self._request_id,
+            attempt=self._attempt,
+            operation=operation,
+            model=self._services.engine.model.name,
+            created=self._services.clock.wall_ms() // 1000,
+            correlation_header=self._headers.correlation_header,
+            correlation_id=self._headers.correlation_id,
+            traceparent=self._headers.traceparent,
+            ignored=ignored,
+            nest_text_ids=self._headers.nest_text_ids,
+        )
+
+    def _sink(self, destination: Destination) -> BrokerSink:
+        services = self._services
+        return BrokerSink(services.producer, destination, give_up_seconds=services.limits.reply_give_up_seconds)
+
+    async def _end(self, error: Exception) -> None:
+        """The end of a request without an answer: error reply, and a dead letter for what can never be served."""
+        if isinstance(error, ReplyUndeliverable):
+            await self._dead_letter(error)
+            return
+        failure = failure_of(error)
+        if failure is None:
+            raise error
+        log.info("request failed", request_id=self._request_id, code=str(failure.code), exc_info=_unexpected(error))
+        if isinstance(error, StreamStalled):
+            self._services.observer.stream_timeout("engine")
+        self._services.observer.error(str(failure.code))
+        await self._tell(failure)
+        if isinstance(error, InvalidMessage):
+            await self._dead_letter(error)
+        self._observe(str(failure.code), Usage(0, 0))
+
+    async def _tell(self, failure: Failure) -> None:
+        replier = self._replier or FinalReplier(self._context(DEFAULT_OPERATION), self._sink(self._destination))
+        try:
+            await replier.fail(failure)
+        except (ReplyUndeliverable, MessageTooLargeError) as error:
+            await self._dead_letter(error)
+
+    async def _dead_letter(self, error: Exception) -> None:
+        await self._services.dead_letters.write(self._record, type(error).__name__, str(error))
+        self._services.observer.dead_letter()
+
+    def _observe(self, reason: str, usage: Usage) -> None:
+        seconds = self._services.clock.now() - self._began
+        self._services.observer.request_finished(
+            self._priority, reason, seconds, self._first_token, usage.prompt_tokens, usage.completion_tokens
+        )
+
+
+def _unexpected(error: Exception) -> Exception | None:
+    failure = failure_of(error)
+    return error if failure is not None and failure.code == "internal_error" else None
+
+
+@asynccontextmanager
+async def _closing(deltas: AsyncIterator[Delta]) -> AsyncIterator[AsyncIterator[Delta]]:
+    """Closes the iterator on every way out, which aborts the request in the engine."""
+    try:
+        yield deltas
+    finally:
+        close = getattr(deltas, "aclose", None)
+        if close is not None:
+            await close()

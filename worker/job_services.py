@@ -1,0 +1,42 @@
+"""What all jobs of a worker share, and what one of them may take."""
+
+from dataclasses import dataclass
+
+from engine.api import GenerationEngine
+from worker.broker.api import Producer
+from worker.cancel import CancelBook
+from worker.clock import Clock
+from worker.dead_letter import DeadLetters
+from worker.identities import Identities
+from worker.observer import Observer
+from worker.replies.routes import ReplyRoutes
+from worker.replies.stream import CoalescePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """What one request may take."""
+
+    max_body_bytes: int
+    max_output_tokens: int
+    first_token_seconds: float
+    between_tokens_seconds: float
+    reply_give_up_seconds: float
+    retention_ms: int
+    coalesce: CoalescePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class JobServices:
+    """What all jobs of a worker share."""
+
+    engine: GenerationEngine
+    producer: Producer
+    routes: ReplyRoutes
+    dead_letters: DeadLetters
+    cancels: CancelBook
+    identities: Identities
+    control_topic: str
+    clock: Clock
+    observer: Observer
+    limits: JobLimits
