@@ -1,38 +1,20 @@
-"""Ends of a request that are neither the client's text nor the engine's fault."""
-
-from topics.errors import ErrorCode
+"""What keeps a worker from starting, said in words that name the cause."""
 
 
-class RequestEnded(Exception):  # noqa: N818  an outcome, not a fault
-    """The request ends without an answer; the docstring is what the client is told."""
+class WorkerError(Exception):
+    """The worker cannot go on."""
 
-    code = ErrorCode.INTERNAL_ERROR
+    code = "worker_error"
     retriable = False
 
-    def __init__(self) -> None:
-        super().__init__((type(self).__doc__ or "").strip())
+
+class SettingsError(WorkerError):
+    """A setting is unknown or has a value that cannot be used."""
+
+    code = "invalid_settings"
 
 
-class DeadlineExceeded(RequestEnded):
-    """The deadline of the request has passed."""
+class StartError(WorkerError):
+    """The worker cannot start."""
 
-    code = ErrorCode.DEADLINE_EXCEEDED
-
-
-class RequestCancelled(RequestEnded):
-    """The request was cancelled."""
-
-    code = ErrorCode.CANCELLED
-
-
-class RequestIdConflict(RequestEnded):
-    """The request id was used before with another body."""
-
-    code = ErrorCode.REQUEST_ID_CONFLICT
-
-
-class StreamStalled(RequestEnded):
-    """No token arrived within the streaming timeout."""
-
-    code = ErrorCode.STREAMING_TIMEOUT
-    retriable = True
+    code = "start_failed"

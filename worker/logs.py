@@ -1,0 +1,37 @@
+"""Structured logs on standard error: JSON for machines, aligned lines on a terminal. Never the text of a prompt."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import structlog
+
+
+def configure_logs(level: str = "info", *, log_format: str = "auto", stream: TextIO | None = None) -> None:
+    """Set up logging of the process once; `auto` is lines on a terminal and JSON elsewhere."""
+    out = stream or sys.stderr
+    console = log_format == "console" or (log_format == "auto" and out.isatty())
+    renderer: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(out),
+        cache_logger_on_first_use=False,
+    )
+    logging.basicConfig(level=max(number, logging.WARNING), stream=out, format="%(levelname)s %(name)s %(message)s")
+
+
+@contextmanager
+def bound_request(request_id: str, **values: str) -> Iterator[None]:
+    """Everything logged inside, in this task and the tasks it starts, carries the request id."""
+    with structlog.contextvars.bound_contextvars(request_id=request_id, **values):
+        yield

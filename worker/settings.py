@@ -1,0 +1,234 @@
+"""All settings of a worker. Flags win over V4FLASH_* variables, those over the TOML file, that over the defaults.
+
+A name nobody knows is an error that names it, in every source. Built once, frozen.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from engine.api import PriorityClass
+from engine.config import EngineConfig
+from topics.names import TopicNames
+from topics.routes import RouteTable
+from worker.backpressure import DEFAULT_THRESHOLDS, Backpressure, Thresholds
+from worker.errors import SettingsError
+
+ENV_PREFIX = "V4FLASH_"
+CONFIG_VARIABLE = "V4FLASH_CONFIG"
+ALIASES = {"max_batch_size": "max_num_seqs"}
+
+
+class Source(StrEnum):
+    """Where a value came from, the strongest first."""
+
+    FLAG = "flag"
+    ENV = "env"
+    FILE = "file"
+    DEFAULT = "default"
+
+
+def _names(value: Any) -> Any:
+    """A list, also as JSON or separated by commas."""
+    if not isinstance(value, str):
+        return value
+    return json.loads(value) if value.lstrip().startswith("[") else [part.strip() for part in value.split(",") if part]
+
+
+def _table(value: Any) -> Any:
+    """An object, also as JSON."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+ByClass = Annotated[dict[PriorityClass, Ratio], BeforeValidator(_table)]
+
+
+class Settings(BaseSettings):
+    """Frozen settings. Units are in the names; port 0 takes a free port. Raises ValidationError when built by hand."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, protected_namespaces=())
+
+    model_dir: Path | None = None
+    engine: Literal["model", "scripted"] = "model"
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    seed: int = 0
+
+    bootstrap_servers: str = "127.0.0.1:9092"
+    group_id: str = "v4flash"
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "v4flash"
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    tls_ca_file: Path | None = None
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+    from_beginning: bool = True
+    max_replay_age_seconds: Seconds = 86_400.0
+    reply_prefixes: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    metrics_port: Port = 9100
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "console"] = "auto"
+    disable_log_requests: bool = False
+    disable_log_stats: bool = False
+
+    max_body_bytes: Count = 4 * 1024 * 1024
+    max_output_tokens: Count = 1024
+    max_inflight_requests: Count = 128
+    max_inflight_per_partition: Count = 32
+    class_weights: Annotated[
+        dict[PriorityClass, Annotated[float, Field(gt=0, allow_inf_nan=False)]], BeforeValidator(_table)
+    ] = Field(default_factory=lambda: {PriorityClass.URGENT: 8.0, PriorityClass.STANDARD: 4.0, PriorityClass.BULK: 1.0})
+    backpressure_pause: ByClass = Field(
+        default_factory=lambda: {cls: limits.pause_at for cls, limits in DEFAULT_THRESHOLDS.items()}
+    )
+    backpressure_resume: ByClass = Field(
+        default_factory=lambda: {cls: limits.resume_at for cls, limits in DEFAULT_THRESHOLDS.items()}
+    )
+    backpressure_dwell_seconds: Seconds = 0.5
+    grace_seconds: Seconds = 30.0
+
+    streaming_timeout_ms: Count = 4000
+    first_token_timeout_ms: Count = 60_000
+    stream_coalesce_ms: Annotated[int, Field(ge=0)] = 20
+    stream_coalesce_tokens: Count = 8
+    reply_give_up_seconds: Seconds = 60.0
+
+    block_size: Count = 16
+    num_blocks: Count = 2048
+    max_num_seqs: Count = 64
+    max_num_batched_tokens: Count = 1024
+    max_model_len: Count = 2048
+    prefill_chunk_size: Count = 512
+    enable_prefix_caching: bool = True
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        for name in ("class_weights", "backpressure_pause", "backpressure_resume"):
+            if set(getattr(self, name)) != set(PriorityClass):
+                raise ValueError(f"{name} needs a value for each of {', '.join(PriorityClass)}")
+        Backpressure(self.thresholds, dwell_seconds=self.backpressure_dwell_seconds)
+        self.engine_config()
+        if "SASL" in self.security_protocol and (self.sasl_username is None or self.sasl_password is None):
+            raise ValueError(f"security_protocol {self.security_protocol} needs sasl_username and sasl_password")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what is handed in: `load_settings` layers the sources, so that each value's origin is known."""
+        return (init_settings,)
+
+    @property
+    def names(self) -> TopicNames:
+        return TopicNames(self.prefix)
+
+    @property
+    def routes(self) -> RouteTable:
+        return RouteTable.default(self.names)
+
+    @property
+    def allowed_reply_prefixes(self) -> tuple[str, ...]:
+        """`reply_prefixes`, or the default allow-list below `prefix`."""
+        return self.reply_prefixes or self.names.reply_prefixes
+
+    @property
+    def thresholds(self) -> dict[PriorityClass, Thresholds]:
+        return {cls: Thresholds(self.backpressure_pause[cls], self.backpressure_resume[cls]) for cls in PriorityClass}
+
+    def engine_config(self) -> EngineConfig:
+        """The engine's part. Raises ValueError for sizes that do not fit together."""
+        return EngineConfig(
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            prefill_chunk_size=self.prefill_chunk_size,
+            enable_prefix_caching=self.enable_prefix_caching,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """Settings, and the source of each value."""
+
+    settings: Settings
+    sources: Mapping[str, Source]
+
+    def rows(self) -> list[tuple[str, str, Source]]:
+        """Name, value and source of every setting; secrets are masked."""
+        dumped = self.settings.model_dump(mode="json")
+        return [(name, _shown(value), self.sources[name]) for name, value in dumped.items()]
+
+
+def load_settings(
+    flags: Mapping[str, Any] | None = None, *, config: Path | None = None, environ: Mapping[str, str] | None = None
+) -> LoadedSettings:
+    """Layer all sources; a flag of None was not given. Raises SettingsError that names the setting."""
+    environ = os.environ if environ is None else environ
+    if config is None and environ.get(CONFIG_VARIABLE):
+        config = Path(environ[CONFIG_VARIABLE])
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(Settings.model_fields, Source.DEFAULT)
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    for source, layer in ((Source.FILE, _file(config)), (Source.ENV, _env(environ)), (Source.FLAG, given)):
+        for name, value in layer.items():
+            field = ALIASES.get(name, name)
+            if field not in Settings.model_fields:
+                raise SettingsError(f"there is no setting {_spelled(name, source)}")
+            values[field], sources[field] = value, source
+    try:
+        return LoadedSettings(Settings(**values), sources)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        origin = f" (from {sources[str(first['loc'][0])]})" if first["loc"] else ""
+        raise SettingsError(f"{where}{origin}: {first['msg']}" if where else first["msg"]) from None
+
+
+def _env(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name.removeprefix(ENV_PREFIX).lower(): value
+        for name, value in environ.items()
+        if name.startswith(ENV_PREFIX) and name != CONFIG_VARIABLE
+    }
+
+
+def _file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"cannot read {path}: {error}") from None
+
+
+def _spelled(name: str, source: Source) -> str:
+    return ENV_PREFIX + name.upper() if source is Source.ENV else f"{name} (from {source})"
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
