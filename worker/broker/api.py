@@ -1,4 +1,4 @@
-"""What the worker needs of a message broker. One Protocol, two implementations (`kafka`, `memory`), one contract suite."""
+"""What the worker needs of a broker: one Protocol, two implementations (`kafka`, `memory`), one contract suite."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +115,9 @@ class Consumer(Protocol):
 
     async def end_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
 
-    async def offsets_for_time(self, tps: Collection[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int | None]: ...
+    async def offsets_for_time(
+        self, tps: Collection[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int | None]: ...
 
 
 class Reader(Protocol):

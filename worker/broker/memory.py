@@ -55,7 +55,7 @@ class MemoryConsumer:
     def assign(self, tps: Collection[TopicPartition]) -> None:
         start = OffsetCommit(0)
         self._positions = {tp: self._group.offsets.get(tp, start).offset for tp in tps}
-        self._paused.clear()
+        self._paused.intersection_update(tps)
         self._cluster.changes.notify()
 
     async def poll(self, tp: TopicPartition, max_records: int, timeout_seconds: float) -> Sequence[Record]:

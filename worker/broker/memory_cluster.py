@@ -95,7 +95,7 @@ class Topic:
 
 
 class Member(Protocol):
-    """What a group needs of a consumer; `assign` forgets pauses and positions, as an eager rebalance does."""
+    """What a group needs of a consumer; `assign` goes back to committed positions, as an eager rebalance does."""
 
     topics: tuple[str, ...]
     listener: RebalanceListener

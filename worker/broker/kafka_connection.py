@@ -1,0 +1,135 @@
+"""How to reach a Kafka cluster: addresses, security, time limits, and the mapping of its errors to ours."""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from aiokafka import errors
+from aiokafka.helpers import create_ssl_context
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from worker.broker.api import (
+    BrokerError,
+    BrokerUnavailableError,
+    CommitRejectedError,
+    MessageTooLargeError,
+    ProducerWedgedError,
+    TopicNotAvailableError,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaConnection:
+    """Everything the clients of one cluster have in common."""
+
+    bootstrap_servers: str
+    client_id: str = "v4flash"
+    security_protocol: str = "PLAINTEXT"
+    sasl_mechanism: str = "PLAIN"
+    sasl_username: str | None = None
+    sasl_password: str | None = field(default=None, repr=False)
+    ssl_ca_file: str | None = None
+    max_message_bytes: int = 4 * 1024 * 1024 + 65_536
+    session_timeout_seconds: float = 30.0
+    heartbeat_interval_seconds: float = 3.0
+    rebalance_timeout_seconds: float = 60.0
+    max_poll_interval_seconds: float = 300.0
+    metadata_max_age_seconds: float = 30.0
+    request_timeout_seconds: float = 15.0
+    start_timeout_seconds: float = 60.0
+    stop_timeout_seconds: float = 10.0
+
+    def client_arguments(self) -> dict[str, Any]:
+        """Arguments that every aiokafka client takes."""
+        context: ssl.SSLContext | None = None
+        if self.security_protocol.endswith("SSL"):
+            context = create_ssl_context(cafile=self.ssl_ca_file)
+        return {
+            "bootstrap_servers": self.bootstrap_servers,
+            "client_id": self.client_id,
+            "security_protocol": self.security_protocol,
+            "sasl_mechanism": self.sasl_mechanism,
+            "sasl_plain_username": self.sasl_username,
+            "sasl_plain_password": self.sasl_password,
+            "ssl_context": context,
+            "request_timeout_ms": int(self.request_timeout_seconds * 1000),
+            "metadata_max_age_ms": int(self.metadata_max_age_seconds * 1000),
+        }
+
+
+_MAPPING: tuple[tuple[tuple[type[BaseException], ...], type[BrokerError]], ...] = (
+    ((errors.MessageSizeTooLargeError, errors.RecordListTooLargeError), MessageTooLargeError),
+    (
+        (
+            errors.UnknownTopicOrPartitionError,
+            errors.InvalidTopicError,
+            errors.TopicAuthorizationFailedError,
+        ),
+        TopicNotAvailableError,
+    ),
+    (
+        (errors.OutOfOrderSequenceNumber, errors.ProducerFenced, errors.InvalidProducerEpoch, errors.ProducerClosed),
+        ProducerWedgedError,
+    ),
+    (
+        (
+            errors.CommitFailedError,
+            errors.IllegalGenerationError,
+            errors.UnknownMemberIdError,
+            errors.RebalanceInProgressError,
+            errors.IllegalStateError,
+        ),
+        CommitRejectedError,
+    ),
+    ((TimeoutError, OSError, errors.KafkaConnectionError, errors.KafkaTimeoutError), BrokerUnavailableError),
+)
+
+
+@contextmanager
+def mapped_errors() -> Iterator[None]:
+    """Turn what aiokafka raises into our errors; anything of ours, and cancellation, passes."""
+    try:
+        yield
+    except BrokerError:
+        raise
+    except Exception as error:
+        for kinds, ours in _MAPPING:
+            if isinstance(error, kinds):
+                raise ours(str(error) or type(error).__name__) from error
+        if getattr(error, "retriable", False):
+            raise BrokerUnavailableError(str(error) or type(error).__name__) from error
+        raise BrokerError(f"{type(error).__name__}: {error}") from error
+
+
+async def retrying(call: Callable[[], Awaitable[T]], timeout_seconds: float, attempt_seconds: float) -> T:
+    """`call` again with growing pauses while the broker cannot be reached; each attempt is bounded."""
+    attempts = AsyncRetrying(
+        stop=stop_after_delay(timeout_seconds),
+        wait=wait_random_exponential(multiplier=0.1, max=2.0),
+        retry=retry_if_exception_type(BrokerUnavailableError),
+        reraise=True,
+    )
+
+    async def attempt() -> T:
+        with mapped_errors():
+            async with asyncio.timeout(attempt_seconds):
+                return await call()
+
+    return await attempts(attempt)
+
+
+async def stop_bounded(stop: Awaitable[object], timeout_seconds: float) -> None:
+    """Await `stop`, at most so long; what it raises, a leaked cancellation too, stays here."""
+    task = asyncio.ensure_future(stop)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout_seconds)
+    finally:
+        if not task.done():
+            task.cancel()
+    if done and not task.cancelled():
+        task.exception()

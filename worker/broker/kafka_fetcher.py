@@ -1,0 +1,125 @@
+"""An aiokafka consumer that loses no record: one partition a call, our own next offset, moved back on every failure."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka import TopicPartition as KafkaTopicPartition
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+
+from worker.broker.api import BrokerError, BrokerUnavailableError, Record, TopicPartition
+from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, stop_bounded
+
+
+class KafkaFetcher:
+    """Starts, reads and stops; knows nothing of groups but the name it passes on."""
+
+    def __init__(self, connection: KafkaConnection, group: str | None) -> None:
+        self._connection = connection
+        self._group = group
+        self._client: Any = None
+        self._next: dict[TopicPartition, int] = {}
+
+    @property
+    def client(self) -> Any:
+        """The running aiokafka consumer; raises BrokerUnavailableError when there is none."""
+        if self._client is None:
+            raise BrokerUnavailableError("the consumer is not running")
+        return self._client
+
+    @property
+    def running(self) -> bool:
+        return self._client is not None
+
+    @staticmethod
+    def foreign(tps: Collection[TopicPartition]) -> list[Any]:
+        return [KafkaTopicPartition(*tp) for tp in tps]
+
+    async def start(self, topics: Sequence[str] = (), listener: Any = None) -> None:
+        """Connect, and subscribe to `topics` if any are given; retried while the broker is away."""
+        connection = self._connection
+
+        async def attempt() -> None:
+            client = AIOKafkaConsumer(
+                **connection.client_arguments(),
+                group_id=self._group,
+                enable_auto_commit=False,
+                auto_offset_reset="earliest",
+                isolation_level="read_committed",
+                partition_assignment_strategy=(RangePartitionAssignor,),
+                max_partition_fetch_bytes=connection.max_message_bytes,
+                session_timeout_ms=int(connection.session_timeout_seconds * 1000),
+                heartbeat_interval_ms=int(connection.heartbeat_interval_seconds * 1000),
+                rebalance_timeout_ms=int(connection.rebalance_timeout_seconds * 1000),
+                max_poll_interval_ms=int(connection.max_poll_interval_seconds * 1000),
+            )
+            self._client = client
+            try:
+                if topics:
+                    client.subscribe(list(topics), listener=listener)
+                await client.start()
+            except BaseException:
+                await self.stop()
+                raise
+
+        await retrying(attempt, connection.start_timeout_seconds, connection.start_timeout_seconds)
+
+    async def stop(self) -> None:
+        client, self._client = self._client, None
+        self._next.clear()
+        if client is not None:
+            await stop_bounded(client.stop(), self._connection.stop_timeout_seconds)
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        if self._client is None:
+            return frozenset()
+        return frozenset(TopicPartition(*tp) for tp in self._client.assignment())
+
+    def forget_positions(self) -> None:
+        """After a rebalance the committed offset counts, not ours."""
+        self._next.clear()
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        if tp in self.assignment():
+            self._client.seek(KafkaTopicPartition(*tp), offset)
+            self._next[tp] = offset
+
+    async def fetch(self, tp: TopicPartition, max_records: int, timeout_seconds: float) -> Sequence[Record]:
+        """As `Consumer.poll`; never cancelled by a timer of ours."""
+        client, foreign = self.client, KafkaTopicPartition(*tp)
+        if tp not in self.assignment():
+            return []
+        try:
+            with mapped_errors():
+                found = await client.getmany(foreign, timeout_ms=int(timeout_seconds * 1000), max_records=max_records)
+        except BrokerError:
+            for back, offset in list(self._next.items()):
+                self.seek(back, offset)
+            raise
+        records = [
+            Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value, tuple(r.headers), r.timestamp_type == 1)
+            for r in found.get(foreign, ())
+        ]
+        if records:
+            self._next[tp] = records[-1].offset + 1
+        return records
+
+    async def position(self, tp: TopicPartition) -> int:
+        return int(await self._bounded(lambda: self.client.position(KafkaTopicPartition(*tp))))
+
+    async def starts(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        found = await self._bounded(lambda: self.client.beginning_offsets(self.foreign(tps)))
+        return {TopicPartition(*tp): offset for tp, offset in found.items()}
+
+    async def ends(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        found = await self._bounded(lambda: self.client.end_offsets(self.foreign(tps)))
+        return {TopicPartition(*tp): offset for tp, offset in found.items()}
+
+    async def at_time(self, tps: Collection[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int | None]:
+        wanted = dict.fromkeys(self.foreign(tps), timestamp_ms)
+        found = await self._bounded(lambda: self.client.offsets_for_times(wanted))
+        return {TopicPartition(*tp): None if at is None else at.offset for tp, at in found.items()}
+
+    async def _bounded(self, call: Any) -> Any:
+        timeout = self._connection.request_timeout_seconds
+        return await retrying(call, timeout, timeout)

@@ -1,0 +1,95 @@
+"""The idempotent producer on Kafka. It never lets aiokafka see a topic or partition that does not exist."""
+
+import asyncio
+import time
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+
+from worker.broker.api import (
+    BrokerUnavailableError,
+    Headers,
+    ProducerWedgedError,
+    TopicNotAvailableError,
+    TopicPartition,
+)
+from worker.broker.kafka_admin import KafkaAdmin
+from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, stop_bounded
+
+
+class KafkaProducer:
+    """See `worker.broker.api.Producer`. Once wedged it refuses every send at once."""
+
+    def __init__(self, connection: KafkaConnection) -> None:
+        self._connection = connection
+        self._admin = KafkaAdmin(connection)
+        self._client: Any = None
+        self._wedged = False
+        self._counts: dict[str, int] = {}
+        self._counted_at = 0.0
+        self._counting = asyncio.Lock()
+
+    async def start(self) -> None:
+        async def attempt() -> None:
+            client = AIOKafkaProducer(
+                **self._connection.client_arguments(),
+                enable_idempotence=True,
+                acks="all",
+                max_request_size=self._connection.max_message_bytes,
+            )
+            try:
+                await client.start()
+            except BaseException:
+                await stop_bounded(client.stop(), self._connection.stop_timeout_seconds)
+                raise
+            self._client = client
+
+        await self._admin.start()
+        timeout = self._connection.start_timeout_seconds
+        await retrying(attempt, timeout, timeout)
+
+    async def stop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await stop_bounded(client.stop(), self._connection.stop_timeout_seconds)
+        await self._admin.stop()
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+    ) -> TopicPartition:
+        if self._wedged:
+            raise ProducerWedgedError("this producer can never send again")
+        if self._client is None:
+            raise BrokerUnavailableError("the producer is not running")
+        num_partitions = await self._num_partitions(topic)
+        if partition is not None and not 0 <= partition < num_partitions:
+            raise TopicNotAvailableError(f"there is no {topic}[{partition}]")
+        try:
+            with mapped_errors():
+                async with asyncio.timeout(2 * self._connection.request_timeout_seconds):
+                    sent = await self._client.send_and_wait(
+                        topic, value, key=key, partition=partition, headers=list(headers)
+                    )
+        except ProducerWedgedError:
+            self._wedged = True
+            raise
+        except (BrokerUnavailableError, TopicNotAvailableError):
+            self._counts.pop(topic, None)  # it may have been deleted
+            raise
+        return TopicPartition(sent.topic, sent.partition)
+
+    async def _num_partitions(self, topic: str) -> int:
+        async with self._counting:
+            fresh = time.monotonic() - self._counted_at < self._connection.metadata_max_age_seconds
+            if topic not in self._counts or not fresh:
+                self._counts = await self._admin.partition_counts()
+                self._counted_at = time.monotonic()
+        if topic not in self._counts:
+            raise TopicNotAvailableError(f"there is no topic {topic}")
+        return self._counts[topic]
