@@ -23,7 +23,7 @@ from engine.api import GenerationEngine, PriorityClass
 from topics.names import TopicNames
 from topics.routes import RouteTable
 from worker.assignment import Assignment
-from worker.backpressure import Backpressure
+from worker.backpressure import Backpressure, Thresholds
 from worker.broker.api import Broker, BrokerUnavailableError, Record
 from worker.cancel import CancelBook, CancelReader
 from worker.clock import Clock
@@ -60,7 +60,11 @@ class WorkerSettings(Protocol):
     @property
     def max_inflight_requests(self) -> int: ...
     @property
-    def class_weights(self) -> Mapping[str, float]: ...
+    def class_weights(self) -> Mapping[PriorityClass, float]: ...
+    @property
+    def thresholds(self) -> Mapping[PriorityClass, Thresholds]: ...
+    @property
+    def backpressure_dwell_seconds(self) -> float: ...
     @property
     def grace_seconds(self) -> float: ...
     @property
@@ -93,7 +97,6 @@ class WorkerApp:
         *,
         observer: Observer | None = None,
         routes: RouteTable | None = None,
-        backpressure: Backpressure | None = None,
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -121,8 +124,8 @@ class WorkerApp:
             self._consumer,
             self._assignment,
             self._tracker,
-            queue=FairQueue({cls: settings.class_weights[cls] for cls in PriorityClass}),
-            backpressure=backpressure or Backpressure(),
+            queue=FairQueue(settings.class_weights),
+            backpressure=Backpressure(settings.thresholds, dwell_seconds=settings.backpressure_dwell_seconds),
             stats=engine.stats,
             class_of=self._class_of,
             max_inflight_requests=settings.max_inflight_requests,

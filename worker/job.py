@@ -16,7 +16,7 @@ from topics.routes import Route
 from worker.broker.api import MessageTooLargeError, Record
 from worker.cancel import cancel_record
 from worker.deadline import deadline_ms
-from worker.errors import RequestCancelled, RequestIdConflict, StreamStalled
+from worker.ended import RequestCancelled, RequestIdConflict, StreamStalled
 from worker.job_services import JobServices
 from worker.outcome import failure_of
 from worker.replies.api import Destination, Failure, Replier, ReplyUndeliverable

@@ -3,7 +3,7 @@
 from engine.errors import EngineDeadError, EngineError
 from topics.errors import ErrorCode, InvalidMessage
 from worker.broker.api import BrokerError, MessageTooLargeError
-from worker.errors import RequestEnded
+from worker.ended import RequestEnded
 from worker.replies.api import Failure
 
 

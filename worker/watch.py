@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from engine.api import Delta
 from worker.clock import Clock
-from worker.errors import DeadlineExceeded, RequestCancelled, StreamStalled
+from worker.ended import DeadlineExceeded, RequestCancelled, StreamStalled
 
 
 class DeltaWatch:

@@ -1,0 +1,54 @@
+from engine.scripted import ScriptedEngine
+from worker.cancel import cancel_record
+
+
+async def cancel(rig, request_id: str) -> None:
+    key, value = cancel_record("", request_id)
+    await rig.producer.send(rig.names.control, value, key=key)
+
+
+async def test_a_cancel_before_arrival_stops_the_prompt(rig, prompt):
+    """The control topic is read to its end before the first prompt."""
+    engine = ScriptedEngine()
+    await cancel(rig, "r")
+    await rig.send(prompt(), x_request_id="r")
+    await rig.serve_all(engine)
+    assert rig.error("r") == "cancelled"
+    assert engine.stats().generated_tokens_total == 0
+    assert await rig.uncommitted() == {}
+
+
+async def test_a_cancel_ends_a_running_stream(rig, prompt):
+    """The error follows the chunks in sequence and is terminal."""
+    async with rig.running(rig.app(ScriptedEngine(tokens_per_second=5))):
+        await rig.send(prompt("[[tokens=64]]", stream=True), x_request_id="r")
+        await rig.until_replied("r")
+        await cancel(rig, "r")
+        await rig.until_replied("r", len(rig.replies("r")) + 1)
+    replies = rig.replies("r")
+    assert replies[-1].body["error"]["code"] == "cancelled"
+    assert [int(reply.headers["x-seq"]) for reply in replies] == list(range(len(replies)))
+    assert await rig.uncommitted() == {}
+
+
+async def test_a_cancel_after_the_end_changes_nothing(rig, prompt):
+    """One answer, no error."""
+    async with rig.running(rig.app()):
+        await rig.send(prompt(), x_request_id="r")
+        await rig.until_replied("r")
+        await cancel(rig, "r")
+        await rig.send(prompt(), x_request_id="next")
+        await rig.until_replied("next")
+    assert rig.answer("r")
+    assert len(rig.replies("r")) == 1
+
+
+async def test_a_null_value_with_a_request_id_is_a_cancel_for_all_workers(rig, prompt):
+    """Whoever reads it publishes it on the control topic."""
+    await rig.send(None, "urgent", x_request_id="r")
+    await rig.serve_all()
+    await rig.send(prompt(), x_request_id="r")
+    await rig.serve_all()
+    assert rig.error("r") == "cancelled"
+    assert rig.dead_letters() == []
+    assert await rig.uncommitted() == {}
