@@ -124,8 +124,11 @@ class GenerationEngine(Protocol):
     All methods are called on one event loop and never block it; `encode_*` are synchronous and may be run in a thread.
     """
 
-    model: ModelInfo
     health: EngineHealth
+
+    @property
+    def model(self) -> ModelInfo:
+        """Known once `start` has returned."""
 
     async def start(self) -> None:
         """Load and start; returns when `health.ready`. Raises ModelLoadError."""

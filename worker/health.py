@@ -21,8 +21,8 @@ Answer = tuple[HTTPStatus, str, bytes]
 
 
 class HealthServer:
-    """Serves from `async with` until its end. `/live` fails when the process should be restarted, `/ready` when it takes
-    no work, `/health` when either does; a failing probe answers 503 with the reason."""
+    """Serves from `async with` until its end. `/live` fails when the process should be restarted, `/ready` when it
+    takes no work, `/health` when either does; a failing probe answers 503 with the reason."""
 
     def __init__(
         self,

@@ -73,8 +73,6 @@ class Settings(BaseSettings):
     sasl_username: str | None = None
     sasl_password: SecretStr | None = None
     tls_ca_file: Path | None = None
-    tls_cert_file: Path | None = None
-    tls_key_file: Path | None = None
     from_beginning: bool = True
     max_replay_age_seconds: Seconds = 86_400.0
     reply_prefixes: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()

@@ -1,0 +1,5 @@
+"""`python -m worker` is `v4flash`."""
+
+from worker.cli import main
+
+main()

@@ -1,0 +1,76 @@
+"""A small client: sends one prompt and follows its answer on the shared reply topic by the attempt rule."""
+
+import json
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from engine.api import PriorityClass
+from topics.attempts import AttemptEvent, AttemptReader
+from topics.names import TopicNames
+from worker.broker.api import Broker, Headers
+from worker.cancel import cancel_record
+
+POLL_RECORDS = 200
+POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One user message, and how it is to be answered."""
+
+    text: str
+    priority: PriorityClass = PriorityClass.STANDARD
+    max_tokens: int = 128
+    temperature: float = 0.0
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def value(self) -> bytes:
+        """The record's value: an OpenAI chat body that asks for chunks."""
+        body = {
+            "messages": [{"role": "user", "content": self.text}],
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+        }
+        return json.dumps(body, ensure_ascii=False).encode()
+
+    def headers(self, names: TopicNames) -> Headers:
+        return (
+            ("x-request-id", self.request_id.encode()),
+            ("x-correlation-id", self.request_id.encode()),
+            ("x-reply-topic", names.replies.encode()),
+        )
+
+
+async def ask(broker: Broker, names: TopicNames, prompt: Prompt, answer: AttemptReader) -> AsyncIterator[AttemptEvent]:
+    """Send the prompt; yield what to show as records come, until `answer` is settled. Raises BrokerError.
+
+    The reader is in place before the prompt is sent, so no record is missed. Waits for as long as it takes.
+    """
+    reader, producer = broker.reader([names.replies], from_beginning=False), broker.producer()
+    try:
+        await reader.start()
+        await producer.start()
+        topic = names.prompts(prompt.priority)
+        await producer.send(topic, prompt.value(), key=prompt.request_id.encode(), headers=prompt.headers(names))
+        wanted = prompt.request_id.encode()
+        while not answer.settled:
+            for record in await reader.poll(POLL_RECORDS, POLL_SECONDS):
+                if dict(record.headers).get("x-request-id") == wanted:
+                    for event in answer.feed(record.headers, record.value, record.offset):
+                        yield event
+    finally:
+        await producer.stop()
+        await reader.stop()
+
+
+async def cancel(broker: Broker, names: TopicNames, request_id: str, *, tenant: str = "") -> None:
+    """Ask all workers to stop a request. Raises BrokerError."""
+    producer = broker.producer()
+    try:
+        await producer.start()
+        key, value = cancel_record(tenant, request_id)
+        await producer.send(names.control, value, key=key)
+    finally:
+        await producer.stop()

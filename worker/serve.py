@@ -1,0 +1,99 @@
+"""A whole worker process from its settings: engine, broker, probes, signals."""
+
+import asyncio
+import signal
+from contextlib import suppress
+
+import structlog
+
+from engine.api import GenerationEngine
+from engine.scripted import ScriptedEngine
+from worker.app import WorkerApp
+from worker.broker.api import Broker
+from worker.broker.kafka import KafkaBroker
+from worker.broker.kafka_connection import KafkaConnection
+from worker.clock import SystemClock
+from worker.health import HealthServer
+from worker.metrics import Metrics
+from worker.provision import RECORD_OVERHEAD_BYTES
+from worker.settings import Settings
+
+STATS_SECONDS = 1.0
+SCRIPTED_TOKENS_PER_SECOND = 200.0
+
+log = structlog.get_logger(__name__)
+
+
+def build_broker(settings: Settings) -> Broker:
+    """The Kafka cluster of the settings; connects when its clients start."""
+    password = settings.sasl_password
+    return KafkaBroker(
+        KafkaConnection(
+            settings.bootstrap_servers,
+            security_protocol=settings.security_protocol,
+            sasl_mechanism=settings.sasl_mechanism,
+            sasl_username=settings.sasl_username,
+            sasl_password=None if password is None else password.get_secret_value(),
+            ssl_ca_file=None if settings.tls_ca_file is None else str(settings.tls_ca_file),
+            max_message_bytes=settings.max_body_bytes + RECORD_OVERHEAD_BYTES,
+        )
+    )
+
+
+def build_engine(settings: Settings) -> GenerationEngine:
+    """The engine of the settings, not started. Without `model_dir` it is the bundled small model (ModelLoadError)."""
+    if settings.engine == "scripted":
+        return ScriptedEngine(
+            tokens_per_second=SCRIPTED_TOKENS_PER_SECOND,
+            num_blocks=settings.num_blocks,
+            block_size=settings.block_size,
+            max_model_len=settings.max_model_len,
+        )
+    from engine.checkpoint.bundled import bundled_model_path
+    from engine.engine import load_engine
+
+    path = settings.model_dir or bundled_model_path()
+    return load_engine(path, settings.engine_config(), dtype=settings.dtype)
+
+
+def build_app(settings: Settings, broker: Broker, engine: GenerationEngine, metrics: Metrics) -> WorkerApp:
+    """A worker that reports to `metrics`."""
+    return WorkerApp(settings, broker, engine, SystemClock(), observer=metrics)
+
+
+async def serve(settings: Settings, *, until_end: bool = False) -> None:
+    """Run one worker until SIGTERM or SIGINT, then drain. Raises what makes serving impossible."""
+    engine, metrics = build_engine(settings), Metrics()
+    app = build_app(settings, build_broker(settings), engine, metrics)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError):
+            loop.add_signal_handler(number, app.request_stop)
+
+    def ready() -> str | None:
+        if app.ready:
+            return None
+        return engine.health.reason or "not taking prompts"
+
+    probes = HealthServer(
+        metrics,
+        ready=ready,
+        live=lambda: None,  # a dead engine ends the process, so whoever answers here is alive
+        host=settings.host,
+        port=settings.port,
+        metrics_port=settings.metrics_port,
+    )
+    async with probes:
+        log.info("worker started", port=probes.port, metrics_port=probes.metrics_port, group_id=settings.group_id)
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(_watch(engine, metrics))
+            await app.run(until_end=until_end)
+            watch.cancel()
+    log.info("worker ended")
+
+
+async def _watch(engine: GenerationEngine, metrics: Metrics) -> None:
+    while True:
+        if engine.health.ready:
+            metrics.observe_engine(engine.stats())
+        await asyncio.sleep(STATS_SECONDS)
