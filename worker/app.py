@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from engine.api import GenerationEngine, PriorityClass
 from topics.names import TopicNames
@@ -245,7 +245,7 @@ async def _started(client: _Client) -> None:
     async for attempt in AsyncRetrying(
         retry=retry_if_exception_type(BrokerUnavailableError),
         stop=stop_after_delay(START_SECONDS),
-        wait=wait_exponential_jitter(initial=0.2, max=5.0),
+        wait=wait_random_exponential(multiplier=0.2, max=5.0),
         reraise=True,
     ):
         with attempt:

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from worker.broker.api import BrokerUnavailableError, Headers, MessageTooLargeError, Producer, Record
 
@@ -45,7 +45,7 @@ class DeadLetters:
         async for attempt in AsyncRetrying(
             retry=retry_if_exception(lambda error: isinstance(error, BrokerUnavailableError)),
             stop=stop_after_delay(self._give_up_seconds),
-            wait=wait_exponential_jitter(initial=0.05, max=2.0),
+            wait=wait_random_exponential(multiplier=0.05, max=2.0),
             reraise=True,
         ):
             with attempt:

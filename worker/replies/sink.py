@@ -1,6 +1,6 @@
 """Sends the replies of one attempt to their destination, again and again until the broker has them or time is up."""
 
-from tenacity import AsyncRetrying, RetryError, retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity import AsyncRetrying, RetryError, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from topics.replies import ReplyRecord
 from worker.broker.api import BrokerError, MessageTooLargeError, Producer, ProducerWedgedError
@@ -26,7 +26,7 @@ class BrokerSink:
             async for attempt in AsyncRetrying(
                 retry=retry_if_exception(_worth_retrying),
                 stop=stop_after_delay(self._give_up_seconds),
-                wait=wait_exponential_jitter(initial=0.05, max=2.0),
+                wait=wait_random_exponential(multiplier=0.05, max=2.0),
             ):
                 with attempt:
                     await self._producer.send(to.topic, value, key=to.key, headers=headers, partition=to.partition)
