@@ -87,11 +87,11 @@ async def test_a_record_comes_back_as_it_was_sent(broker: Broker, topic: str) ->
         await listener.until_assigned(3)
         tp = await producer.send(topic, b"value", key=b"key", headers=headers, partition=1)
         assert tp == TopicPartition(topic, 1)
-        await producer.send(topic, None, partition=1)
+        await producer.send(topic, None, key=b"gone", partition=1)
         first, second = await drain(consumer, tp, 2)
     assert (first.key, first.value, first.headers, first.offset) == (b"key", b"value", headers, 0)
     assert first.append_time and first.timestamp_ms > 0
-    assert (second.key, second.value, second.offset) == (None, None, 1)
+    assert (second.key, second.value, second.offset) == (b"gone", None, 1)
 
 
 async def test_a_key_has_the_same_partition_everywhere(broker: Broker, topic: str) -> None:

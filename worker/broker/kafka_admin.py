@@ -40,7 +40,9 @@ class KafkaAdmin:
     async def create_topics(self, topics: Sequence[NewTopic]) -> list[str]:
         if not topics:
             return []
-        wanted = [KafkaNewTopic(t.name, t.num_partitions, -1, topic_configs=dict(t.config or {})) for t in topics]
+        wanted = [KafkaNewTopic(t.name, t.num_partitions, 1, topic_configs=dict(t.config or {})) for t in topics]
+        for topic in wanted:
+            topic.replication_factor = -1  # the cluster's default, which the constructor refuses
         response = await self._call(lambda client: client.create_topics(wanted))
         created = []
         for name, code, *_ in response.topic_errors:
