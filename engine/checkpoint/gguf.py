@@ -1,5 +1,6 @@
 """Reads a GGUF file: metadata as a Hugging Face configuration, tensors dequantised and renamed."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,23 @@ _LAYER = {
 }
 
 
+class _Reader(gguf.GGUFReader):
+    """Says which tensor a truncated file has lost."""
+
+    def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+        for field in fields:
+            _, name, _, dims, kind, offset = field.parts
+            block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind[0])]
+            end = start_offs + int(offset[0]) + math.prod(dims.tolist()) // block * block_bytes
+            if end > len(self.data):
+                raise ModelLoadError(f"the file is truncated at tensor {bytes(name).decode()}")
+        super()._build_tensors(start_offs, fields)
+
+
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Configuration and tensors in float32; raises ModelLoadError naming what is missing or damaged."""
     try:
-        reader = gguf.GGUFReader(path)
+        reader = _Reader(path)
         config = _config({name: field.contents() for name, field in reader.fields.items()})
         tensors = {}
         for tensor in reader.tensors:

@@ -25,5 +25,18 @@ def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         try:
             tensors |= load_file(file)
         except (OSError, SafetensorError) as error:
-            raise ModelLoadError(f"{file} is damaged or truncated: {error}") from error
+            raise ModelLoadError(f"{file} is damaged or truncated{_lost(file)}: {error}") from error
     return config, tensors
+
+
+def _lost(file: Path) -> str:
+    """Name of the first tensor that lies beyond the end of a file, for the message; empty if that cannot be said."""
+    try:
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            header: dict[str, Any] = json.loads(stream.read(size))
+        held = file.stat().st_size - 8 - size
+        ends = sorted((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
+        return next((f" at tensor {name}" for end, name in ends if end > held), "")
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError):
+        return ""

@@ -108,7 +108,7 @@ def test_a_bad_checkpoint_is_refused_by_the_name_of_its_tensor(tmp_path: Path) -
     with pytest.raises(ModelLoadError, match=rf"{name} has shape \[48, 79\]"):
         load_model(tmp_path, dtype="fp32")
     file.write_bytes(file.read_bytes()[:5_000])
-    with pytest.raises(ModelLoadError, match="damaged or truncated"):
+    with pytest.raises(ModelLoadError, match=r"damaged or truncated at tensor \w"):
         load_model(tmp_path, dtype="fp32")
     save_file(tensors, file)
     config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["OtherForCausalLM"]}))
@@ -134,3 +134,24 @@ def test_the_real_model_gives_the_logits_of_transformers() -> None:
     model = load_model(path, dtype="fp32")
     ours = model.forward(inputs_of([(tokens, 0, [3, 1, 2, 0])], 16), model.new_cache(4, 16))
     assert (ours - oracle(torch.tensor([tokens])).logits[0]).abs().max() <= 1e-3
+
+
+@pytest.mark.model
+def test_a_truncated_gguf_file_is_refused_by_the_name_of_its_tensor(tmp_path: Path) -> None:
+    """The first tensor that the file no longer holds is named."""
+    cut_gguf = tmp_path / "cut.gguf"
+    with bundled_model_path().open("rb") as whole:
+        cut_gguf.write_bytes(whole.read(20_000_000))
+    with pytest.raises(ModelLoadError, match=r"truncated at tensor token_embd\.weight"):
+        load_model(cut_gguf, dtype="fp32")
+
+
+@torch.inference_mode()
+def test_a_step_that_wants_no_logits_gives_none(tmp_path: Path) -> None:
+    """A prefill chunk that does not end its prompt has no rows to sample."""
+    save_oracle("LlamaForCausalLM", tmp_path)
+    for dtype in ("fp32", "bf16"):
+        model = load_model(tmp_path, dtype=dtype)
+        inputs = inputs_of([(TOKENS, 0, TABLE)])
+        inputs.logit_rows = torch.tensor([], dtype=torch.int64)
+        assert model.forward(inputs, model.new_cache(12, 4)).shape == (0, 131)
