@@ -1,4 +1,4 @@
-"""Chooses the next token of every row in one vectorised pass. One bad row fails alone."""
+"""One vectorised pass from logits to tokens for rows with settings of their own. Keeps no state between steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,23 +7,37 @@ import torch
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
-from kernels.reference.sampling import choose, uniform
+from kernels.reference import sampling
+
+# Below this a temperature is greedy: the best token has all the probability that float32 can tell.
+_GREEDY_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """What decides one token: the request's settings, its choice, and how many tokens it has produced."""
+    """What the choice of one token depends on, beside its logits. `position` counts the tokens of the output so far."""
 
     params: SamplingParams
     choice: int
     position: int
-    prompt_token_ids: Sequence[int]
-    output_token_ids: Sequence[int]
+    prompt_token_ids: Sequence[int] = ()
+    output_token_ids: Sequence[int] = ()
+    banned_token_ids: Sequence[int] = ()
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.params.temperature < _GREEDY_TEMPERATURE
+
+    @property
+    def has_penalties(self) -> bool:
+        params = self.params
+        return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """Per row: the token, its log probability with the best alternatives where asked for, or the error."""
+    """By row: the token; if asked for, its log probability with the best alternatives (of the model's own distribution,
+    before bias, penalties and temperature). `errors` has the rows that failed, whose token means nothing."""
 
     token_ids: list[int]
     logprobs: list[tuple[float, list[tuple[int, float]]] | None]
@@ -31,79 +45,92 @@ class SampledTokens:
 
 
 class Sampler:
-    """Greedy is argmax; everything else inverts a counter-based random number, the same in any batch."""
+    """Chooses tokens; a row's choice is the same whatever else is in the batch."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SampledTokens:
-        """`logits` [R, V] float32, one row per entry of `rows`; log probabilities are those before penalties."""
-        finite = logits.isfinite().all(-1)
-        errors = dict.fromkeys((~finite).nonzero()[:, 0].tolist(), "the model gave logits that are not finite")
+        """A token for each row of logits [R, V] float32, which are not changed. A row with NaN or infinity among its
+        logits fails alone. Raises ValueError when the shape is another."""
+        if logits.shape != (len(rows), self._vocab_size):
+            raise ValueError(f"logits are {tuple(logits.shape)}, expected {(len(rows), self._vocab_size)}")
+        if not rows:
+            return SampledTokens([], [])
+        finite = logits.sum(dim=1).isfinite()
+        errors = dict.fromkeys((~finite).nonzero().flatten().tolist(), "the model gave logits that are not finite")
         if errors:
-            logits = logits.masked_fill(~finite[:, None], 0.0)
-        adjusted = self._adjusted(logits, rows)
-        chosen = adjusted.argmax(-1)
-        random = [i for i, row in enumerate(rows) if row.params.temperature > 0]
-        if random:
-            chosen[random] = self._random(adjusted[random], [rows[i] for i in random])
-        token_ids: list[int] = chosen.tolist()
-        return SampledTokens(token_ids, self._logprobs(logits, rows, token_ids), errors)
+            logits = torch.where(finite[:, None], logits, 0.0)
+        chosen = self._choose(_adjusted(logits, rows), rows)
+        return SampledTokens(chosen.tolist(), _logprobs(logits, chosen, rows), errors)
 
-    def _random(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-        params = [row.params for row in rows]
-
-        def column(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float64)
-
-        def whole(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64)
-
-        # a seed may be any Python integer: its low 63 bits count
-        seeds = whole([p.seed & 0x7FFFFFFFFFFFFFFF for p in params])
-        numbers = uniform(seeds, whole([row.choice for row in rows]), whole([row.position for row in rows]))
-        return choose(
-            logits,
-            column([max(p.temperature, 1e-5) for p in params]),
-            whole([p.top_k or self._vocab_size for p in params]),
-            column([p.top_p for p in params]),
-            column([p.min_p for p in params]),
-            numbers,
+    @staticmethod
+    def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+        random = [index for index, row in enumerate(rows) if not row.is_greedy]
+        if not random:
+            return logits.argmax(dim=1)
+        params = [rows[index].params for index in random]
+        drawn = sampling.draw(
+            logits if len(random) == len(rows) else logits[random],
+            torch.tensor([p.temperature for p in params]),
+            torch.tensor([p.top_k or logits.shape[1] for p in params]),
+            torch.tensor([p.top_p for p in params], dtype=torch.float64),
+            torch.tensor([p.min_p for p in params], dtype=torch.float64),
+            sampling.uniform(
+                [p.seed for p in params], [rows[i].choice for i in random], [rows[i].position for i in random]
+            ),
         )
+        if len(random) == len(rows):
+            return drawn
+        chosen = logits.argmax(dim=1)
+        chosen[random] = drawn
+        return chosen
 
-    def _adjusted(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-        """Logits after repetition, presence and frequency penalties and biases; a copy only where one is set."""
-        copied = False
-        for index, row in enumerate(rows):
-            p = row.params
-            plain = p.repetition_penalty == 1.0 and p.presence_penalty == 0.0 == p.frequency_penalty
-            if plain and not p.logit_bias:
-                continue
-            if not copied:
-                logits, copied = logits.clone(), True
-            line = logits[index]
-            if p.repetition_penalty != 1.0:
-                seen = torch.tensor(sorted({*row.prompt_token_ids, *row.output_token_ids}))
-                values = line[seen]
-                line[seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
-            if row.output_token_ids:
-                counts = torch.bincount(torch.tensor(list(row.output_token_ids)), minlength=self._vocab_size)
-                line -= p.frequency_penalty * counts + p.presence_penalty * (counts > 0)
-            for token_id, bias in p.logit_bias.items():
-                line[token_id] += bias
+
+def _adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Logits after bias, penalties and bans; the same tensor when no row has any."""
+    changed = [i for i, row in enumerate(rows) if row.has_penalties or row.params.logit_bias or row.banned_token_ids]
+    if not changed:
         return logits
+    part = logits[changed]
+    own = [rows[index] for index in changed]
+    biases = [(i, token, bias) for i, row in enumerate(own) for token, bias in row.params.logit_bias.items()]
+    _add(part, biases)
+    penalised = [index for index, row in enumerate(own) if row.has_penalties]
+    if penalised:
+        asked = [own[index] for index in penalised]
+        part[penalised] = sampling.penalise(
+            part[penalised],
+            sampling.token_counts([list(row.prompt_token_ids) for row in asked], logits.shape[1]),
+            sampling.token_counts([list(row.output_token_ids) for row in asked], logits.shape[1]),
+            torch.tensor([row.params.repetition_penalty for row in asked]),
+            torch.tensor([row.params.frequency_penalty for row in asked]),
+            torch.tensor([row.params.presence_penalty for row in asked]),
+        )
+    _add(part, [(i, token, -torch.inf) for i, row in enumerate(own) for token in row.banned_token_ids])
+    adjusted = logits.clone()
+    adjusted[changed] = part
+    return adjusted
 
-    def _logprobs(
-        self, logits: Tensor, rows: Sequence[SamplingRow], token_ids: list[int]
-    ) -> list[tuple[float, list[tuple[int, float]]] | None]:
-        found: list[tuple[float, list[tuple[int, float]]] | None] = [None] * len(rows)
-        wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
-        if not wanted:
-            return found
-        table = logits[wanted].log_softmax(-1)
-        values, ids = table.topk(min(20, self._vocab_size), dim=-1)
-        for place, index in enumerate(wanted):
-            count = rows[index].params.logprobs or 0
-            best = list(zip(ids[place, :count].tolist(), values[place, :count].tolist(), strict=True))
-            found[index] = (float(table[place, token_ids[index]]), best)
+
+def _add(logits: Tensor, values: Sequence[tuple[int, int, float]]) -> None:
+    """Add each (row, token, value) in place."""
+    if values:
+        rows, tokens, amounts = zip(*values, strict=True)
+        logits.index_put_((torch.tensor(rows), torch.tensor(tokens)), torch.tensor(amounts), accumulate=True)
+
+
+def _logprobs(
+    logits: Tensor, chosen: Tensor, rows: Sequence[SamplingRow]
+) -> list[tuple[float, list[tuple[int, float]]] | None]:
+    found: list[tuple[float, list[tuple[int, float]]] | None] = [None] * len(rows)
+    wanted = {index: row.params.logprobs for index, row in enumerate(rows) if row.params.logprobs is not None}
+    if not wanted:
         return found
+    indexes = list(wanted)
+    logprobs = logits[indexes].log_softmax(dim=1)
+    own = logprobs.gather(1, chosen[indexes, None]).squeeze(1).tolist()
+    best = logprobs.topk(min(max(wanted.values()), logits.shape[1]), dim=1)
+    for index, logprob, ids, values in zip(indexes, own, best.indices.tolist(), best.values.tolist(), strict=True):
+        found[index] = (logprob, list(zip(ids, values, strict=True))[: wanted[index]])
+    return found
