@@ -1,0 +1,32 @@
+"""The command line as its users type it."""
+
+import pytest
+
+from worker.cli import main
+
+
+def _run(arguments: list[str]) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("flag", ["--max-num-seqs", "--max_num_seqs", "--max-batch-size", "--max_batch_size"])
+def test_flags_are_taken_with_hyphens_and_underscores(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both spellings and the alias set the same setting."""
+    assert _run(["config", "show", flag, "9"]) == 0
+    assert "max_num_seqs = 9  (flag)" in capsys.readouterr().out
+
+
+def test_a_bad_setting_is_one_line_and_a_failing_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback for what a user can mend."""
+    assert _run(["config", "show", "--port", "many"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("v4flash: port (from flag)")
+    assert error.count("\n") == 1
+
+
+def test_the_demo_answers_all_its_prompts_without_a_broker(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 0 and a row for each prompt of the three classes."""
+    assert _run(["demo", "--once", "--memory", "--engine", "scripted"]) == 0
+    assert "finish reason" in capsys.readouterr().out

@@ -1,0 +1,26 @@
+"""What Prometheus sees."""
+
+from engine.api import EngineStats, PriorityClass
+from worker.metrics import Metrics
+
+
+def test_a_finished_request_counts_once_under_its_class() -> None:
+    """Counters, tokens and both histograms move together."""
+    metrics = Metrics()
+    metrics.request_finished(PriorityClass.URGENT, "stop", 1.5, 0.2, 10, 4)
+    value = metrics.registry.get_sample_value
+    assert value("v4flash_requests_total", {"class": "urgent", "reason": "stop"}) == 1
+    assert value("v4flash_request_latency_seconds_sum", {"class": "urgent"}) == 1.5
+    assert value("v4flash_time_to_first_token_seconds_count", {"class": "urgent"}) == 1
+    assert value("v4flash_prompt_tokens_total", {"class": "urgent"}) == 10
+    assert value("v4flash_completion_tokens_total", {"class": "urgent"}) == 4
+    assert value("v4flash_completion_tokens_total", {"class": "bulk"}) == 0
+
+
+def test_every_name_has_the_prefix_and_the_gauges_follow_the_engine() -> None:
+    """One prefix; a snapshot replaces the one before."""
+    metrics = Metrics()
+    metrics.observe_engine(EngineStats(kv_utilisation=0.5, num_running=3, num_waiting=2))
+    assert all(name.startswith("v4flash_") for name in metrics.names())
+    assert metrics.registry.get_sample_value("v4flash_kv_cache_utilisation_ratio") == 0.5
+    assert metrics.registry.get_sample_value("v4flash_requests_running") == 3

@@ -1,0 +1,43 @@
+"""Where a setting's value comes from, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from worker.errors import SettingsError
+from worker.settings import Source, load_settings
+
+
+def test_flags_win_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    """Each layer covers the ones below it, and every value tells its source."""
+    file = tmp_path / "v4flash.toml"
+    file.write_text('port = 1\nmetrics_port = 1\nhost = "file"\n')
+    loaded = load_settings({"port": 3}, config=file, environ={"V4FLASH_PORT": "2", "V4FLASH_METRICS_PORT": "2"})
+    settings = loaded.settings
+    assert (settings.port, settings.metrics_port, settings.host, settings.group_id) == (3, 2, "file", "v4flash")
+    sources = [loaded.sources[name] for name in ("port", "metrics_port", "host", "group_id")]
+    assert sources == [Source.FLAG, Source.ENV, Source.FILE, Source.DEFAULT]
+
+
+def test_an_unknown_variable_is_named() -> None:
+    """A typing error in the environment never passes in silence."""
+    with pytest.raises(SettingsError, match="V4FLASH_PROT"):
+        load_settings(environ={"V4FLASH_PROT": "1"})
+
+
+@pytest.mark.parametrize(("name", "value"), [("port", "no"), ("class_weights", "{"), ("num_blocks", "0")])
+def test_a_bad_value_names_the_setting_and_its_source(name: str, value: str) -> None:
+    """Values are refused, never replaced by a default."""
+    with pytest.raises(SettingsError, match=rf"{name} \(from env\)"):
+        load_settings(environ={f"V4FLASH_{name.upper()}": value})
+
+
+def test_max_batch_size_is_another_name_of_max_num_seqs() -> None:
+    """The alias works in every source."""
+    assert load_settings(environ={"V4FLASH_MAX_BATCH_SIZE": "7"}).settings.max_num_seqs == 7
+
+
+def test_a_password_is_never_shown() -> None:
+    """`config show` masks secrets."""
+    rows = load_settings(environ={"V4FLASH_SASL_PASSWORD": "hunter2"}).rows()
+    assert "hunter2" not in repr(rows)
