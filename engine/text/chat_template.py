@@ -47,7 +47,7 @@ class ChatTemplate:
             shown.append({"role": message.role, "content": f"{nonce}-{index}-" if message.content else ""})
         try:
             text = self._template.render(messages=shown, add_generation_prompt=True, **self._special_tokens)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
             raise InvalidRequestError(
                 f"the model's chat template refuses the conversation: {error}", param="messages"
             ) from error
