@@ -22,11 +22,11 @@ def _kafka_script() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def kafka_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Bootstrap servers of a fresh Kafka; skips without Java or Maven unless V4FLASH_REQUIRE_KAFKA=1."""
+    """Bootstrap servers of a fresh Kafka; skips without Java or Maven unless REQUIRE_KAFKA=1."""
     script = _kafka_script()
     if missing := script.missing_tools():
         reason = f"Kafka needs {' and '.join(missing)}, not found on this machine"
-        if os.environ.get("V4FLASH_REQUIRE_KAFKA") == "1":
+        if os.environ.get("REQUIRE_KAFKA") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
     with script.KafkaServer(tmp_path_factory.mktemp("kafka")) as server:
