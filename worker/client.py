@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.api import PriorityClass
@@ -43,26 +43,36 @@ class Prompt:
         )
 
 
-async def ask(broker: Broker, names: TopicNames, prompt: Prompt, answer: AttemptReader) -> AsyncIterator[AttemptEvent]:
-    """Send the prompt; yield what to show as records come, until `answer` is settled. Raises BrokerError.
+async def ask_all(
+    broker: Broker, names: TopicNames, asked: Sequence[tuple[Prompt, AttemptReader]]
+) -> AsyncIterator[tuple[str, AttemptEvent]]:
+    """Send prompts; yield (request id, what to show) as records come, until all are settled. Raises BrokerError.
 
-    The reader is in place before the prompt is sent, so no record is missed. Waits for as long as it takes.
+    One reader serves all of them, in place before anything is sent, so no record is missed. Waits as long as it takes.
     """
     reader, producer = broker.reader([names.replies], from_beginning=False), broker.producer()
+    answers = {prompt.request_id.encode(): answer for prompt, answer in asked}
     try:
         await reader.start()
         await producer.start()
-        topic = names.prompts(prompt.priority)
-        await producer.send(topic, prompt.value(), key=prompt.request_id.encode(), headers=prompt.headers(names))
-        wanted = prompt.request_id.encode()
-        while not answer.settled:
+        for prompt, _ in asked:
+            topic, key = names.prompts(prompt.priority), prompt.request_id.encode()
+            await producer.send(topic, prompt.value(), key=key, headers=prompt.headers(names))
+        while not all(answer.settled for answer in answers.values()):
             for record in await reader.poll(POLL_RECORDS, POLL_SECONDS):
-                if dict(record.headers).get("x-request-id") == wanted:
-                    for event in answer.feed(record.headers, record.value, record.offset):
-                        yield event
+                request_id = dict(record.headers).get("x-request-id") or b""
+                if request_id in answers:
+                    for event in answers[request_id].feed(record.headers, record.value, record.offset):
+                        yield request_id.decode(), event
     finally:
         await producer.stop()
         await reader.stop()
+
+
+async def ask(broker: Broker, names: TopicNames, prompt: Prompt, answer: AttemptReader) -> AsyncIterator[AttemptEvent]:
+    """`ask_all` for one prompt."""
+    async for _, event in ask_all(broker, names, [(prompt, answer)]):
+        yield event
 
 
 async def cancel(broker: Broker, names: TopicNames, request_id: str, *, tenant: str = "") -> None:

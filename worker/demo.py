@@ -14,7 +14,7 @@ from engine.api import PriorityClass
 from topics.attempts import AttemptReader, AttemptState, EventKind
 from worker.broker.api import Broker
 from worker.broker.memory import MemoryBroker
-from worker.client import Prompt, ask
+from worker.client import Prompt, ask_all
 from worker.demo_broker import embedded_broker
 from worker.metrics import Metrics
 from worker.provision import RECORD_OVERHEAD_BYTES, create_topics, topics_of
@@ -107,25 +107,25 @@ async def _answer_all(
     broker: Broker, settings: Settings, rows: Sequence[_Row], console: Console, *, live: bool
 ) -> None:
     if not live:
-        async with asyncio.TaskGroup() as tasks:
-            for row in rows:
-                tasks.create_task(_answer(broker, settings, row, console))
+        await _follow(broker, settings, rows, console)
         return
     with Live(get_renderable=lambda: _table(rows, texts=True), refresh_per_second=LIVE_REFRESH_PER_SECOND):
-        async with asyncio.TaskGroup() as tasks:
-            for row in rows:
-                tasks.create_task(_answer(broker, settings, row, None))
+        await _follow(broker, settings, rows, None)
 
 
-async def _answer(broker: Broker, settings: Settings, row: _Row, console: Console | None) -> None:
-    """Follow one answer. Without a live view each piece is a line: several answers stream at once."""
-    row.sent = time.monotonic()
-    async for event in ask(broker, settings.names, row.prompt, row.answer):
+async def _follow(broker: Broker, settings: Settings, rows: Sequence[_Row], console: Console | None) -> None:
+    """Follow all answers. Without a live view each piece is a line: several answers stream at once."""
+    by_id = {row.prompt.request_id: row for row in rows}
+    for row in rows:
+        row.sent = time.monotonic()
+    async for request_id, event in ask_all(broker, settings.names, [(row.prompt, row.answer) for row in rows]):
+        row = by_id[request_id]
         if event.kind is EventKind.TEXT:
             row.first = row.first or time.monotonic()
             if console is not None:
                 console.print(f"[{row.prompt.priority}] {event.text!r}", markup=False, highlight=False)
-    row.ended = time.monotonic()
+        if row.answer.settled:
+            row.ended = time.monotonic()
 
 
 def _table(rows: Sequence[_Row], *, texts: bool = False) -> Table:
