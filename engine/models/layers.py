@@ -78,6 +78,10 @@ def spec_from_config(config: Mapping[str, Any], *, attention_bias: bool, qk_norm
         raise ModelLoadError("sliding window attention is not supported")
     if config.get("hidden_act", "silu") != "silu":
         raise ModelLoadError(f"activation {config['hidden_act']!r} is not supported, only silu")
+    if config.get("mlp_bias"):
+        raise ModelLoadError("mlp_bias is not supported")
+    if config.get("attention_bias") and not attention_bias:
+        raise ModelLoadError("attention_bias (a bias on the output projection too) is not supported")
     try:
         heads = int(config["num_attention_heads"])
         eos = config.get("eos_token_id")
@@ -95,7 +99,7 @@ def spec_from_config(config: Mapping[str, Any], *, attention_bias: bool, qk_norm
             rms_norm_eps=float(config["rms_norm_eps"]),
             rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10_000.0),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            attention_bias=bool(config.get("attention_bias", attention_bias)),
+            attention_bias=attention_bias,
             qk_norm=qk_norm,
             eos_token_ids=frozenset(int(token) for token in eos_ids),
         )

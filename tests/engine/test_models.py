@@ -155,3 +155,11 @@ def test_a_step_that_wants_no_logits_gives_none(tmp_path: Path) -> None:
         inputs = inputs_of([(TOKENS, 0, TABLE)])
         inputs.logit_rows = torch.tensor([], dtype=torch.int64)
         assert model.forward(inputs, model.new_cache(12, 4)).shape == (0, 131)
+
+
+@pytest.mark.parametrize("setting", ["mlp_bias", "attention_bias"])
+def test_a_bias_that_would_be_left_out_is_refused_by_name(setting: str, tmp_path: Path) -> None:
+    """A checkpoint with biases that the forward pass does not apply does not load."""
+    save_oracle("LlamaForCausalLM", tmp_path, **{setting: True})
+    with pytest.raises(ModelLoadError, match=setting):
+        load_model(tmp_path, dtype="fp32")
