@@ -29,7 +29,7 @@ class Route(BaseModel):
     output_topic: TopicName | None = None
     reply_mode: ReplyMode = "final"
     trust_tenant: bool = False
-    order: Literal["none", "key"] = "none"
+    order: Literal["none"] = "none"  # "key" is refused until the worker runs the prompts of one key one by one
 
     @model_validator(mode="after")
     def _one_way_to_match(self) -> Self:

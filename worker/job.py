@@ -18,6 +18,7 @@ from worker.cancel import cancel_record
 from worker.deadline import deadline_ms
 from worker.ended import RequestCancelled, RequestIdConflict, StreamStalled
 from worker.job_services import JobServices
+from worker.logs import bound_request
 from worker.outcome import failure_of
 from worker.replies.api import Destination, Failure, Replier, ReplyUndeliverable
 from worker.replies.final import FinalReplier
@@ -51,6 +52,10 @@ class Job:
         self._replier: Replier | None = None
 
     async def run(self) -> None:
+        with bound_request(self._request_id, attempt=self._attempt):
+            await self._run()
+
+    async def _run(self) -> None:
         try:
             if self._record.value is None and self._headers.request_id is not None:
                 await self._publish_cancel()

@@ -52,3 +52,9 @@ def test_a_table_that_cannot_work_is_refused(fields: dict[str, object]) -> None:
     """Settings fail at start, above all a route that would feed on its own answers."""
     with pytest.raises(ValidationError):
         RouteTable.model_validate({"routes": [fields]})
+
+
+def test_an_order_that_the_worker_does_not_keep_is_refused() -> None:
+    """`order: key` is an error at start, not a promise that nobody keeps."""
+    with pytest.raises(ValueError, match="order"):
+        Route.model_validate({"topics": ["a"], "order": "key"})
