@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from engine.api import (
     ChatMessage,
@@ -297,13 +298,21 @@ class Engine:
 
 
 def load_engine(
-    model_path: str | Path, config: EngineConfig, *, name: str | None = None, dtype: str = "bf16", check: bool = False
+    model_path: str | Path,
+    config: EngineConfig,
+    *,
+    name: str | None = None,
+    dtype: Literal["fp32", "bf16", "int8"] = "bf16",
+    exact_modules: tuple[str, ...] = (),
+    check: bool = False,
 ) -> Engine:
-    """An engine for a safetensors directory or a GGUF file; `dtype` is fp32 or bf16. `start` does the loading."""
+    """An engine for a safetensors directory or a GGUF file, in a `WeightMode`. `start` does the loading."""
 
     def load() -> LoadedModel:
         from engine.loading import load_model_and_core
 
-        return load_model_and_core(Path(model_path), config, name=name, dtype=dtype, check=check)
+        return load_model_and_core(
+            Path(model_path), config, name=name, dtype=dtype, exact_modules=exact_modules, check=check
+        )
 
     return Engine(load)

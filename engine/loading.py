@@ -10,22 +10,23 @@ from engine.core import EngineCore
 from engine.engine import LoadedModel
 from engine.errors import ModelLoadError
 from engine.models import load_model
+from engine.models.weight_mode import ModeName, WeightMode
 from engine.runner import TorchRunner
 from engine.text.tokenizer import load_tokenizer
 
 
-def load_model_and_core(path: Path, config: EngineConfig, *, name: str | None, dtype: str, check: bool) -> LoadedModel:
+def load_model_and_core(
+    path: Path, config: EngineConfig, *, name: str | None, dtype: ModeName, exact_modules: tuple[str, ...], check: bool
+) -> LoadedModel:
     """Load everything; raises ModelLoadError. The context is the smaller of the model's and the configured one."""
     if not path.exists():
         raise ModelLoadError(f"there is no model at {path}")
-    if dtype not in ("fp32", "bf16"):
-        raise ModelLoadError(f"dtype must be fp32 or bf16, got {dtype}")
     tokenizer = load_tokenizer(path)
-    model = load_model(path, dtype=dtype)
+    model = load_model(path, dtype=dtype, exact_modules=exact_modules)
     sized = replace(config, max_model_len=min(config.max_model_len, model.spec.max_model_len))
     core = EngineCore(sized, TorchRunner(model, sized), check=check)
     info = ModelInfo(name or path.stem, sized.max_model_len, model.spec.vocab_size)
-    return LoadedModel(info, tokenizer, core, f"{checkpoint_digest(path)}/{dtype}")
+    return LoadedModel(info, tokenizer, core, f"{checkpoint_digest(path)}/{WeightMode(dtype, exact_modules).digest}")
 
 
 def checkpoint_digest(path: Path) -> str:

@@ -13,16 +13,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.rows import Product, RowFormat, Rows
+
 # Largest absolute difference to the float32 twin in `kernels.reference` for inputs of unit variance. A bfloat16 keeps
 # eight bits, so one rounding of a value near 4 costs 2**-7; attention and linears round twice.
 TOLERANCES = MappingProxyType(
     {
         ("linear", torch.float32): 1e-4,
         ("linear", torch.bfloat16): 1.5e-1,
-        ("rms_norm", torch.float32): 1e-5,
-        ("rms_norm", torch.bfloat16): 3e-2,
-        ("rotary", torch.float32): 1e-5,
-        ("rotary", torch.bfloat16): 3e-2,
+        ("add_rms_norm", torch.float32): 1e-5,
+        ("add_rms_norm", torch.bfloat16): 3e-2,
+        ("rotary_write_kv", torch.float32): 1e-5,
+        ("rotary_write_kv", torch.bfloat16): 3e-2,
         ("silu_mul", torch.float32): 1e-5,
         ("silu_mul", torch.bfloat16): 6e-2,
         ("attention", torch.float32): 2e-5,
@@ -44,6 +46,8 @@ class AttentionPlan:
     block_tables: Tensor  # [S, M] int64, padded with any valid block
     slots: Tensor  # [T] int64
     block_size: int
+    cos: Tensor  # [T, D / 2] float32, of the angles of each row's position
+    sin: Tensor
 
     def positions(self, s: int) -> Tensor:
         """Positions of the rows of sequence s in it."""
@@ -51,42 +55,57 @@ class AttentionPlan:
         return torch.arange(self.kv_lens[s] - query_len, self.kv_lens[s])
 
 
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMSNorm of every head of q and of k, before the rotation."""
+
+    query: Tensor  # [D]
+    key: Tensor  # [D]
+    eps: float
+
+
 class Linear(Protocol):
     """A weight prepared once; the given weight need not outlive the preparation."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out] in the dtype of the weight."""
+    @property
+    def row_format(self) -> RowFormat:
+        """The form of rows that it takes without a conversion."""
+
+    def __call__(self, rows: Rows) -> Product:
+        """[T, in] -> [T, out]. A linear over int8 rows rounds dense rows itself."""
 
 
 class Kernels(Protocol):
-    """All operations of a decoder. The compute dtype is that of the weights. Every operation is independent of batch
-    mates up to float rounding.
+    """All operations of a decoder. Every operation is independent of batch mates up to float rounding.
 
-    `write_kv` of a layer comes before its `attention`, so a row may attend to what another row of the step has written.
+    `rotary_write_kv` of a layer comes before its `attention`, so a row may attend to what another row of the step has
+    written.
     """
 
     name: str
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Prepare weight [out, in] and bias [out]."""
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> Linear:
+        """Prepare weight [out, in] and bias [out]: as it is for dense rows, with one scale per output channel for int8
+        rows. Rotating the weight to fit rotated rows is done here. Raises ValueError for a format that this machine
+        cannot compute right."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32, rounded to the weight's dtype."""
+    def add_rms_norm(
+        self, residual: Tensor, delta: Product | None, weight: Tensor, eps: float, row_format: RowFormat
+    ) -> Rows:
+        """residual [T, E] float32 += delta, in place; returns residual / sqrt(mean(residual^2) + eps) * weight over the
+        last dimension, computed in float32, in the form that the next linear takes."""
 
-    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """residual [T, E] float32 += delta, in place; returns its `rms_norm`."""
-
-    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate the halves of x [T, H, D] by angles given as cos, sin [T, D / 2] float32; dtype of x."""
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """[T, 2 F] -> [T, F]: silu of the first half times the second."""
-
-    def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> None:
-        """Store key and value [T, K, D] of one layer at the slots of the rows."""
+    def rotary_write_kv(
+        self, qkv: Product, norms: HeadNorms | None, cache: Tensor, layer: int, plan: AttentionPlan
+    ) -> Tensor:
+        """[T, (H + 2K) D] -> [T, H, D] in the cache's dtype: rotate the halves of q and k by the plan's angles (after
+        `norms`) and store k and v of one layer at the slots of the rows."""
 
     def attention(self, query: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> Tensor:
         """[T, H, D] -> [T, H, D]: softmax(q k / sqrt(D)) v over the positions up to and including the row's own.
 
         Memory that no position of a sequence owns never reaches a result, whatever it holds (NaN included).
         """
+
+    def silu_mul(self, gate_up: Product, row_format: RowFormat) -> Rows:
+        """[T, 2 F] -> [T, F]: silu of the first half times the second, in the form that the next linear takes."""

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from kernels.api import Kernels
-from kernels.cpu.kernels import CpuKernels
+from kernels.cpu.kernels import TorchKernels
 from kernels.reference.kernels import ReferenceKernels
 
-KERNELS: dict[str, Callable[[], Kernels]] = {"cpu": CpuKernels, "reference": ReferenceKernels}
-BEST: dict[str, str] = {"cpu": "cpu"}
+KERNELS: dict[str, Callable[[], Kernels]] = {"cpu-torch": TorchKernels, "reference": ReferenceKernels}
+BEST: dict[str, str] = {"cpu": "cpu-torch"}
 
 
 def select_kernels(device: str, *, prefer: str | None = None) -> Kernels:

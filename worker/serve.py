@@ -19,7 +19,6 @@ from worker.provision import RECORD_OVERHEAD_BYTES
 from worker.settings import Settings
 
 STATS_SECONDS = 1.0
-SCRIPTED_TOKENS_PER_SECOND = 200.0
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +43,7 @@ def build_engine(settings: Settings) -> GenerationEngine:
     """The engine of the settings, not started. Without `model_dir` it is the bundled small model (ModelLoadError)."""
     if settings.engine == "scripted":
         return ScriptedEngine(
-            tokens_per_second=SCRIPTED_TOKENS_PER_SECOND,
+            tokens_per_second=settings.scripted_tokens_per_second,
             num_blocks=settings.num_blocks,
             block_size=settings.block_size,
             max_model_len=settings.max_model_len,
@@ -53,7 +52,7 @@ def build_engine(settings: Settings) -> GenerationEngine:
     from engine.engine import load_engine
 
     path = settings.model_dir or bundled_model_path()
-    return load_engine(path, settings.engine_config(), dtype=settings.dtype)
+    return load_engine(path, settings.engine_config(), dtype=settings.dtype, exact_modules=settings.exact_modules)
 
 
 def build_app(settings: Settings, broker: Broker, engine: GenerationEngine, metrics: Metrics) -> WorkerApp:

@@ -50,6 +50,7 @@ def _table(value: Any) -> Any:
 
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 ByClass = Annotated[dict[PriorityClass, Ratio], BeforeValidator(_table)]
@@ -62,7 +63,9 @@ class Settings(BaseSettings):
 
     model_dir: Path | None = None
     engine: Literal["model", "scripted"] = "model"
-    dtype: Literal["bf16", "fp32"] = "bf16"
+    scripted_tokens_per_second: Rate = 200.0
+    dtype: Literal["bf16", "fp32", "int8"] = "bf16"
+    exact_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     seed: int = 0
 
     bootstrap_servers: str = "127.0.0.1:9092"

@@ -1,6 +1,7 @@
 """Reads a GGUF file: metadata as a Hugging Face configuration, tensors dequantised and renamed."""
 
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +46,39 @@ class _Reader(gguf.GGUFReader):
         super()._build_tensors(start_offs, fields)
 
 
-def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+class GgufTensors(Mapping[str, Tensor]):
+    """Tensors in float32 by Hugging Face's names, dequantised as they are asked for: never all in memory at once."""
+
+    def __init__(self, reader: gguf.GGUFReader, config: dict[str, Any]) -> None:
+        named = ((_name(tensor.name), tensor) for tensor in reader.tensors)
+        self._tensors = {name: tensor for name, tensor in named if name is not None}
+        self._config = config
+
+    def __getitem__(self, name: str) -> Tensor:
+        stored = self._tensors[name]
+        try:
+            # numpy.array copies: an unquantised tensor would be a view of the read-only file
+            values = numpy.array(gguf.quants.dequantize(stored.data, stored.tensor_type))
+        except (ValueError, NotImplementedError) as error:
+            raise ModelLoadError(f"tensor {name} is damaged or of an unknown kind: {error}") from error
+        return _unpermuted(name, torch.from_numpy(values).float(), self._config)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def read_gguf(path: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """Configuration and tensors in float32; raises ModelLoadError naming what is missing or damaged."""
     try:
         reader = _Reader(path)
         config = _config({name: field.contents() for name, field in reader.fields.items()})
-        tensors = {}
-        for tensor in reader.tensors:
-            name = _name(tensor.name)
-            if name is not None:
-                # numpy.array copies: an unquantised tensor would be a view of the read-only file
-                raw = numpy.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
-                tensors[name] = _unpermuted(name, torch.from_numpy(raw).float(), config)
+        tensors = GgufTensors(reader, config)
     except ModelLoadError:
         raise
     except (OSError, ValueError, KeyError, IndexError, NotImplementedError) as error:

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-import torch
-
 from engine.checkpoint.gguf import read_gguf
 from engine.checkpoint.safetensors import read_safetensors
 from engine.errors import ModelLoadError
 from engine.models.layers import Model
 from engine.models.llama import LlamaForCausalLM
 from engine.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM
+from engine.models.weight_mode import ModeName, WeightMode
 from kernels.api import Kernels
 from kernels.select import select_kernels
 
@@ -19,14 +18,17 @@ MODELS: dict[str, type[LlamaForCausalLM]] = {
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
 }
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
-
-def load_model(path: str | Path, *, dtype: str, kernels: Kernels | None = None) -> Model:
-    """A model from a safetensors directory or a GGUF file; raises ModelLoadError."""
+def load_model(
+    path: str | Path, *, dtype: ModeName, exact_modules: tuple[str, ...] = (), kernels: Kernels | None = None
+) -> Model:
+    """A model from a safetensors directory or a GGUF file, in a `WeightMode`; raises ModelLoadError."""
     path = Path(path)
     config, tensors = read_gguf(path) if path.suffix == ".gguf" else read_safetensors(path)
     name = (config.get("architectures") or ["(none)"])[0]
     if name not in MODELS:
         raise ModelLoadError(f"architecture {name} is not supported, only {', '.join(MODELS)}")
-    return MODELS[name](config, tensors, DTYPES[dtype], kernels or select_kernels("cpu"))
+    try:
+        return MODELS[name](config, tensors, WeightMode(dtype, exact_modules), kernels or select_kernels("cpu"))
+    except ValueError as error:
+        raise ModelLoadError(str(error)) from error

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.errors import ModelLoadError
 from engine.inputs import ModelInputs
+from engine.models.rotation import CheckpointRotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +42,24 @@ class Model(Protocol):
 
 
 class Weights:
-    """Tensors of a checkpoint by name, checked for presence and shape as they are taken."""
+    """Tensors of a checkpoint by name, checked for presence and shape as they are taken, and rotated where asked."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], rotation: CheckpointRotation | None = None) -> None:
         self._tensors = tensors
-        self._dtype = dtype
+        self._rotation = rotation
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """One tensor in the compute dtype; raises ModelLoadError that names it if missing or misshapen."""
-        if name not in self._tensors:
-            raise ModelLoadError(f"tensor {name} is missing from the checkpoint")
-        tensor = self._tensors[name]
+    def take(self, name: str, *shape: int, stored_as: str | None = None) -> Tensor:
+        """One tensor; `stored_as` is the name it has in the checkpoint if that is another (a tied head). Raises
+        ModelLoadError that names it if missing or misshapen."""
+        stored = stored_as or name
+        if stored not in self._tensors:
+            raise ModelLoadError(f"tensor {stored} is missing from the checkpoint")
+        tensor = self._tensors[stored]
         if tuple(tensor.shape) != shape:
-            raise ModelLoadError(f"tensor {name} has shape {list(tensor.shape)}, the configuration says {list(shape)}")
-        return tensor.to(self._dtype).contiguous()
+            raise ModelLoadError(
+                f"tensor {stored} has shape {list(tensor.shape)}, the configuration says {list(shape)}"
+            )
+        return self._rotation.apply(name, tensor) if self._rotation else tensor
 
     def fused(self, parts: list[tuple[str, int]], *tail: int) -> Tensor:
         """Several tensors one under the other: (name, rows) each, with a common tail shape."""

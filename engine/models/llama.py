@@ -9,97 +9,115 @@ from torch import Tensor
 
 from engine.inputs import ModelInputs
 from engine.models.layers import Weights, rotary_tables, spec_from_config
-from kernels.api import AttentionPlan, Kernels, Linear
+from engine.models.rotation import CheckpointRotation
+from engine.models.weight_mode import WeightMode
+from kernels.api import AttentionPlan, HeadNorms, Kernels, Linear
+from kernels.rows import Product, dense
 
 
 @dataclass(slots=True)
 class _Layer:
     input_norm: Tensor
     qkv: Linear
+    head_norms: HeadNorms | None
     out: Linear
     post_norm: Tensor
     gate_up: Linear
     down: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
 
 
 class LlamaForCausalLM:
-    """Forward pass over a paged cache. Residual stream in float32, products in the compute dtype, logits in float32."""
+    """Forward pass over a paged cache. Residual stream in float32, products in the weight mode, logits in float32."""
 
     attention_bias = False
     qk_norm = False
 
     def __init__(
-        self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype, kernels: Kernels
+        self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], mode: WeightMode, kernels: Kernels
     ) -> None:
         self.spec = spec_from_config(config, attention_bias=self.attention_bias, qk_norm=self.qk_norm)
-        self._dtype, self._kernels = dtype, kernels
-        weights, spec = Weights(tensors, dtype), self.spec
-        self._embedding = weights.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        self._mode, self._kernels, self._modules = mode, kernels, set[str]()
+        spec = self.spec
+        rotation = None
+        if mode.is_rotated:
+            rotation = CheckpointRotation(tensors, spec.hidden_size, spec.head_dim, mode.rotation_seed)
+        weights, embedding = Weights(tensors, rotation), "model.embed_tokens.weight"
+        self._embedding = weights.take(embedding, spec.vocab_size, spec.hidden_size).to(mode.dtype)
         self._layers = [self._layer(weights, index) for index in range(spec.num_layers)]
-        self._norm = weights.take("model.norm.weight", spec.hidden_size)
-        tied = spec.tie_word_embeddings
-        head = self._embedding if tied else weights.take("lm_head.weight", spec.vocab_size, spec.hidden_size)
-        self._head = kernels.pack_linear(head, None)
+        norm = weights.take("model.norm.weight", spec.hidden_size)
+        stored_as = embedding if spec.tie_word_embeddings else None
+        head = weights.take("lm_head.weight", spec.vocab_size, spec.hidden_size, stored_as=stored_as)
+        self._head = self._linear("lm_head", head, None)
+        self._norm = norm.to(self._head.row_format.dtype)
         self._cos, self._sin = rotary_tables(spec)
+        mode.check_modules(self._modules)
+
+    def _linear(self, module: str, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        self._modules.add(module)
+        return self._kernels.pack_linear(weight, bias, self._mode.row_format(module, weight.shape[1]))
 
     def _layer(self, weights: Weights, index: int) -> _Layer:
-        spec, prefix, pack = self.spec, f"model.layers.{index}", self._kernels.pack_linear
+        spec, prefix = self.spec, f"model.layers.{index}"
         query, kv, hidden = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim, spec.hidden_size
-        attention = f"{prefix}.self_attn"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        input_norm = weights.take(f"{prefix}.input_layernorm.weight", hidden)
         parts = [(f"{attention}.q_proj", query), (f"{attention}.k_proj", kv), (f"{attention}.v_proj", kv)]
         bias = weights.fused([(f"{n}.bias", rows) for n, rows in parts]) if spec.attention_bias else None
-        mlp = [(f"{prefix}.mlp.{n}_proj.weight", spec.intermediate_size) for n in ("gate", "up")]
+        qkv = self._linear(
+            f"{attention}.qkv_proj", weights.fused([(f"{n}.weight", rows) for n, rows in parts], hidden), bias
+        )
+        norms = None
+        if spec.qk_norm:
+            query_norm, key_norm = (weights.take(f"{attention}.{n}_norm.weight", spec.head_dim) for n in "qk")
+            norms = HeadNorms(query_norm.to(self._mode.dtype), key_norm.to(self._mode.dtype), spec.rms_norm_eps)
+        post_norm = weights.take(f"{prefix}.post_attention_layernorm.weight", hidden)
+        gates = [(f"{mlp}.{n}_proj.weight", spec.intermediate_size) for n in ("gate", "up")]
+        gate_up = self._linear(f"{mlp}.gate_up_proj", weights.fused(gates, hidden))
         return _Layer(
-            input_norm=weights.take(f"{prefix}.input_layernorm.weight", hidden),
-            qkv=pack(weights.fused([(f"{n}.weight", rows) for n, rows in parts], hidden), bias),
-            out=pack(weights.take(f"{attention}.o_proj.weight", hidden, query), None),
-            post_norm=weights.take(f"{prefix}.post_attention_layernorm.weight", hidden),
-            gate_up=pack(weights.fused(mlp, hidden), None),
-            down=pack(weights.take(f"{prefix}.mlp.down_proj.weight", hidden, spec.intermediate_size), None),
-            query_norm=weights.take(f"{attention}.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
-            key_norm=weights.take(f"{attention}.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
+            input_norm=input_norm.to(qkv.row_format.dtype),
+            qkv=qkv,
+            head_norms=norms,
+            out=self._linear(f"{attention}.o_proj", weights.take(f"{attention}.o_proj.weight", hidden, query)),
+            post_norm=post_norm.to(gate_up.row_format.dtype),
+            gate_up=gate_up,
+            down=self._linear(
+                f"{mlp}.down_proj", weights.take(f"{mlp}.down_proj.weight", hidden, spec.intermediate_size)
+            ),
         )
 
     def new_cache(self, num_blocks: int, block_size: int) -> Tensor:
         """An empty KV cache [N, L, 2, K, B, D]."""
         spec = self.spec
         shape = (num_blocks, spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim)
-        return torch.zeros(shape, dtype=self._dtype)
+        return torch.zeros(shape, dtype=self._mode.dtype)
 
     def forward(self, inputs: ModelInputs, cache: Tensor) -> Tensor:
         """Logits [R, V] of the wanted rows; the cache gains the KV of all T tokens."""
         kernels, eps = self._kernels, self.spec.rms_norm_eps
-        plan = _plan(inputs)
-        cos, sin = self._cos[inputs.positions], self._sin[inputs.positions]
+        plan = self._plan(inputs)
         residual = self._embedding[inputs.token_ids].float()
-        delta = torch.zeros_like(residual)
+        delta: Product | None = None
         for index, layer in enumerate(self._layers):
-            normed = kernels.add_rms_norm(residual, delta, layer.input_norm, eps)
-            attended = self._attend(layer, index, normed, cache, plan, cos, sin)
-            normed = kernels.add_rms_norm(residual, layer.out(attended), layer.post_norm, eps)
-            delta = layer.down(kernels.silu_mul(layer.gate_up(normed)))
-        last = residual[inputs.logit_rows]
-        normed = kernels.add_rms_norm(last, delta[inputs.logit_rows], self._norm, eps)
-        return self._head(normed).float()
+            rows = kernels.add_rms_norm(residual, delta, layer.input_norm, eps, layer.qkv.row_format)
+            query = kernels.rotary_write_kv(layer.qkv(rows), layer.head_norms, cache, index, plan)
+            attended = kernels.attention(query, cache, index, plan).flatten(1)
+            rows = kernels.add_rms_norm(residual, layer.out(attended), layer.post_norm, eps, layer.gate_up.row_format)
+            delta = layer.down(kernels.silu_mul(layer.gate_up(rows), layer.down.row_format))
+        wanted = inputs.logit_rows
+        last = None if delta is None else delta[wanted]
+        rows = kernels.add_rms_norm(residual[wanted], last, self._norm, eps, self._head.row_format)
+        return dense(self._head(rows)).float()
 
-    def _attend(
-        self, layer: _Layer, index: int, x: Tensor, cache: Tensor, plan: AttentionPlan, cos: Tensor, sin: Tensor
-    ) -> Tensor:
-        spec, kernels = self.spec, self._kernels
-        heads = layer.qkv(x).view(len(x), -1, spec.head_dim)  # [T, H + 2K, D]
-        query, key, value = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query = kernels.rms_norm(query, layer.query_norm, spec.rms_norm_eps)
-            key = kernels.rms_norm(key, layer.key_norm, spec.rms_norm_eps)
-        kernels.write_kv(kernels.rotary(key, cos, sin), value, cache, index, plan)
-        return kernels.attention(kernels.rotary(query, cos, sin), cache, index, plan).flatten(1)
-
-
-def _plan(inputs: ModelInputs) -> AttentionPlan:
-    counts = torch.tensor([b - a for a, b in zip(inputs.query_starts, inputs.query_starts[1:], strict=False)])
-    rows = torch.arange(len(counts)).repeat_interleave(counts)
-    blocks = inputs.block_tables[rows, inputs.positions // inputs.block_size]
-    slots = blocks * inputs.block_size + inputs.positions % inputs.block_size
-    return AttentionPlan(inputs.query_starts, inputs.kv_lens, inputs.block_tables, slots, inputs.block_size)
+    def _plan(self, inputs: ModelInputs) -> AttentionPlan:
+        counts = torch.tensor([b - a for a, b in zip(inputs.query_starts, inputs.query_starts[1:], strict=False)])
+        rows = torch.arange(len(counts)).repeat_interleave(counts)
+        blocks = inputs.block_tables[rows, inputs.positions // inputs.block_size]
+        return AttentionPlan(
+            query_starts=inputs.query_starts,
+            kv_lens=inputs.kv_lens,
+            block_tables=inputs.block_tables,
+            slots=blocks * inputs.block_size + inputs.positions % inputs.block_size,
+            block_size=inputs.block_size,
+            cos=self._cos[inputs.positions],
+            sin=self._sin[inputs.positions],
+        )

@@ -1,51 +1,57 @@
 """The CPU kernel set in torch alone: needs no compiler, serves where the native half cannot be built."""
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (torch's own habit)
 from torch import Tensor
 
-from kernels.api import AttentionPlan
+from kernels.api import AttentionPlan, HeadNorms, Linear
 from kernels.cpu.attention import CpuAttention
-from kernels.cpu.linear import PackedLinear, PlainLinear, make_linear
+from kernels.cpu.int8 import make_int8_linear
+from kernels.cpu.linear import make_linear
+from kernels.cpu.pointwise import rms_norm, rotary, silu_mul
+from kernels.reference.quant import quantise_rows
+from kernels.rows import Product, RowFormat, Rows, dense
 
 
-class CpuKernels:
+def to_rows(x: Tensor, row_format: RowFormat) -> Rows:
+    return quantise_rows(x, row_format.hadamard) if row_format.is_int8 else x.to(row_format.dtype)
+
+
+class TorchKernels:
     """Packed linears, attention by the rows of a head group, no Python loop over tokens."""
 
-    name = "cpu"
+    name = "cpu-torch"
 
     def __init__(self) -> None:
         self._step: CpuAttention | None = None  # of the latest plan: its layers follow one another
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> PackedLinear | PlainLinear:
-        return make_linear(weight, bias)
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> Linear:
+        if row_format.is_int8:
+            return make_int8_linear(weight, bias, row_format)
+        return make_linear(weight, bias, row_format)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        x = x.float()
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(eps))
-        return (x * scale).mul_(weight).to(weight.dtype)
+    def add_rms_norm(
+        self, residual: Tensor, delta: Product | None, weight: Tensor, eps: float, row_format: RowFormat
+    ) -> Rows:
+        if delta is not None:
+            residual.add_(dense(delta))
+        return to_rows(rms_norm(residual, weight, eps), row_format)
 
-    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return self.rms_norm(residual.add_(delta), weight, eps)
-
-    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        cos, sin = cos[:, None], sin[:, None]  # one angle for all heads
-        first, second = x.chunk(2, -1)  # [T, H, D / 2]; products with float32 angles are float32
-        out = torch.empty(x.shape, dtype=x.dtype)
-        half = first.shape[-1]
-        out[..., :half] = first * cos - second * sin
-        out[..., half:] = second * cos + first * sin
-        return out
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, -1)
-        return F.silu(gate).mul_(up)
-
-    def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> None:
-        self._planned(cache, plan).write(layer, key, value)
+    def rotary_write_kv(
+        self, qkv: Product, norms: HeadNorms | None, cache: Tensor, layer: int, plan: AttentionPlan
+    ) -> Tensor:
+        num_kv_heads, _, head_dim = cache.shape[3:]
+        heads = dense(qkv).view(len(plan.slots), -1, head_dim)  # [T, H + 2K, D]
+        query, key, value = torch.split(heads, [heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
+        if norms is not None:
+            query, key = rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
+        self._planned(cache, plan).write(layer, rotary(key, plan.cos, plan.sin, cache.dtype), value.to(cache.dtype))
+        return rotary(query, plan.cos, plan.sin, cache.dtype)
 
     def attention(self, query: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> Tensor:
         return self._planned(cache, plan).attend(layer, query)
+
+    def silu_mul(self, gate_up: Product, row_format: RowFormat) -> Rows:
+        return to_rows(silu_mul(dense(gate_up)), row_format)
 
     def _planned(self, cache: Tensor, plan: AttentionPlan) -> CpuAttention:
         if self._step is None or self._step.plan is not plan or self._step.cache is not cache:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own habit)
 from torch import Tensor
 
+from kernels.rows import RowFormat, Rows
+
 _PACKING_ROWS = 64  # a packing made for 64 rows serves one row and thousands as well
 
 
@@ -20,9 +22,10 @@ class PackedLinear:
 
     weight: Tensor
     bias: Tensor | None
+    row_format: RowFormat
 
-    def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
+    def __call__(self, rows: Rows) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, self.weight, self.bias, "none", [], "")
         return y
 
 
@@ -32,30 +35,36 @@ class PlainLinear:
 
     weight: Tensor
     bias: Tensor | None
+    row_format: RowFormat
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+    def __call__(self, rows: Rows) -> Tensor:
+        assert isinstance(rows, Tensor), "a dense linear takes dense rows"
+        return F.linear(rows, self.weight, self.bias)
 
 
-def _pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight, _PACKING_ROWS), bias)
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKING_ROWS)
+    return packed
 
 
 @cache
-def can_pack(dtype: torch.dtype) -> bool:
+def can_pack(row_format: RowFormat) -> bool:
     """Whether the private operations exist here and give the exact product of small integers."""
-    weight = (torch.arange(48 * 64).view(48, 64) % 7 - 3).to(dtype)
-    x = (torch.arange(5 * 64).view(5, 64) % 5 - 2).to(dtype)
-    bias = (torch.arange(48) % 3).to(dtype)
+    weight = (torch.arange(48 * 64).view(48, 64) % 7 - 3).to(row_format.dtype)
+    x = (torch.arange(5 * 64).view(5, 64) % 5 - 2).to(row_format.dtype)
+    bias = (torch.arange(48) % 3).to(row_format.dtype)
     exact = x.double() @ weight.double().T + bias.double()
     try:
-        return bool((_pack(weight, bias)(x).double() - exact).abs().max() <= exact.abs().max() * 2**-8)
+        product = PackedLinear(_pack(weight), bias, row_format)(x)
+        return bool((product.double() - exact).abs().max() <= exact.abs().max() * 2**-8)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
 
 
-def make_linear(weight: Tensor, bias: Tensor | None) -> PackedLinear | PlainLinear:
-    """The fastest right form of a linear layer here, in the dtype of the weight."""
-    if can_pack(weight.dtype):
-        return _pack(weight.contiguous(), bias)
-    return PlainLinear(weight, bias)
+def make_linear(weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> PackedLinear | PlainLinear:
+    """The fastest right form of a linear over dense rows here, in the dtype of the rows."""
+    weight = weight.to(row_format.dtype)
+    bias = bias.to(row_format.dtype) if bias is not None else None
+    if can_pack(row_format):
+        return PackedLinear(_pack(weight.contiguous()), bias, row_format)
+    return PlainLinear(weight, bias, row_format)

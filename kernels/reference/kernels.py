@@ -1,9 +1,11 @@
 """The reference kernel set: written to be read, in plain torch float32."""
 
+import torch
 from torch import Tensor
 
-from kernels.api import AttentionPlan
-from kernels.reference import attention, layers
+from kernels.api import AttentionPlan, HeadNorms, Linear
+from kernels.reference import attention, layers, quant
+from kernels.rows import Product, RowFormat, Rows, dense
 
 
 class ReferenceKernels:
@@ -11,23 +13,32 @@ class ReferenceKernels:
 
     name = "reference"
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> layers.ReferenceLinear:
-        return layers.ReferenceLinear(weight, bias)
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> Linear:
+        if row_format.is_int8:
+            return quant.ReferenceInt8Linear(*quant.quantise_weight(weight, row_format.hadamard), bias, row_format)
+        return layers.ReferenceLinear(weight, bias, row_format)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return layers.rms_norm(x, weight, eps)
+    def add_rms_norm(
+        self, residual: Tensor, delta: Product | None, weight: Tensor, eps: float, row_format: RowFormat
+    ) -> Rows:
+        if delta is not None:
+            residual.add_(dense(delta))
+        return quant.to_rows(layers.rms_norm(residual, weight, eps), row_format)
 
-    def add_rms_norm(self, residual: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return layers.rms_norm(residual.add_(delta), weight, eps)
-
-    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return layers.rotary(x, cos, sin)
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return layers.silu_mul(gate_up)
-
-    def write_kv(self, key: Tensor, value: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> None:
-        attention.write_kv(key, value, cache, layer, plan)
+    def rotary_write_kv(
+        self, qkv: Product, norms: HeadNorms | None, cache: Tensor, layer: int, plan: AttentionPlan
+    ) -> Tensor:
+        num_kv_heads, _, head_dim = cache.shape[3:]
+        heads = dense(qkv).float().view(len(plan.slots), -1, head_dim)  # [T, H + 2K, D]
+        query, key, value = torch.split(heads, [heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
+        if norms is not None:
+            query = layers.rms_norm(query, norms.query, norms.eps)
+            key = layers.rms_norm(key, norms.key, norms.eps)
+        attention.write_kv(layers.rotary(key, plan.cos, plan.sin), value, cache, layer, plan)
+        return layers.rotary(query, plan.cos, plan.sin).to(cache.dtype)
 
     def attention(self, query: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> Tensor:
         return attention.attention(query, cache, layer, plan)
+
+    def silu_mul(self, gate_up: Product, row_format: RowFormat) -> Rows:
+        return quant.to_rows(layers.silu_mul(dense(gate_up)), row_format)

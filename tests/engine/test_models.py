@@ -10,9 +10,13 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.bundled import bundled_model_path
 from engine.checkpoint.gguf import read_gguf
+from engine.checkpoint.safetensors import read_safetensors
 from engine.errors import ModelLoadError
 from engine.inputs import ModelInputs
 from engine.models import MODELS, load_model
+from engine.models.rotation import CheckpointRotation
+from engine.text.tokenizer import load_tokenizer
+from kernels.cpu.int8 import can_multiply_int8
 from kernels.select import KERNELS
 
 SIZES = {
@@ -61,6 +65,7 @@ def inputs_of(chunks: list[tuple[list[int], int, list[int]]], block_size: int = 
     )
 
 
+needs_int8 = pytest.mark.skipif(not can_multiply_int8(), reason="this CPU has neither VNNI nor AMX: no int8 here")
 TOKENS = [(7 * i * i + 3) % 131 for i in range(23)]
 TABLE = [9, 2, 5, 7, 1, 11]
 
@@ -163,3 +168,53 @@ def test_a_bias_that_would_be_left_out_is_refused_by_name(setting: str, tmp_path
     save_oracle("LlamaForCausalLM", tmp_path, **{setting: True})
     with pytest.raises(ModelLoadError, match=setting):
         load_model(tmp_path, dtype="fp32")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", list(MODELS))
+@torch.inference_mode()
+def test_a_rotated_checkpoint_is_the_same_function(name: str, tied: bool, tmp_path: Path) -> None:
+    """In float32, where nothing rounds: logits of the rotated weights are those of the given ones."""
+    save_oracle(name, tmp_path, tie_word_embeddings=tied)
+    plain = load_model(tmp_path, dtype="fp32")
+    config, tensors = read_safetensors(tmp_path)
+    rotation = CheckpointRotation(tensors, SIZES["hidden_size"], 8, seed=1)
+    rotated = {key: rotation.apply(key, tensor).contiguous() for key, tensor in tensors.items()}
+    head = tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]
+    rotated["lm_head.weight"] = rotation.apply("lm_head.weight", head).contiguous()
+    assert (rotated["model.embed_tokens.weight"] - tensors["model.embed_tokens.weight"]).abs().max() > 0.1
+    save_file(rotated, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    turned = load_model(tmp_path, dtype="fp32")
+    inputs = inputs_of([(TOKENS, 0, TABLE)])
+    ours, given = (model.forward(inputs, model.new_cache(12, 4)) for model in (turned, plain))
+    assert (ours - given).abs().max() <= 1e-4
+
+
+@needs_int8
+@pytest.mark.model
+@torch.inference_mode()
+def test_int8_hardly_changes_the_real_model() -> None:
+    """Mean negative log likelihood of real text within 0.03 nats of float32, where plain W8A8 loses more (0.048)."""
+    path = bundled_model_path()
+    tokens = load_tokenizer(path).encode_text(Path("LICENSE").read_text())[:513]
+    given, wanted = tokens[:-1], torch.tensor(tokens[1:])
+    table, losses = list(range(32)), {}
+    for dtype in ("fp32", "int8"):
+        model = load_model(path, dtype=dtype)
+        logits = model.forward(inputs_of([(given, 0, table)], 16), model.new_cache(32, 16))
+        losses[dtype] = float(torch.nn.functional.cross_entropy(logits, wanted))
+    assert abs(losses["int8"] - losses["fp32"]) < 0.03
+
+
+@needs_int8
+def test_modules_that_stay_exact_are_checked_by_name(tmp_path: Path) -> None:
+    """A module that the model lacks is an error that names it; exact modules without int8 are one too."""
+    save_oracle("LlamaForCausalLM", tmp_path)
+    load_model(tmp_path, dtype="int8", exact_modules=("lm_head", "model.layers.1"))
+    with pytest.raises(ModelLoadError, match=r"no module model\.layers\.9"):
+        load_model(tmp_path, dtype="int8", exact_modules=("model.layers.9",))
+    with pytest.raises(ModelLoadError, match="int8 only"):
+        load_model(tmp_path, dtype="bf16", exact_modules=("lm_head",))
+    with pytest.raises(ModelLoadError, match="one of fp32, bf16, int8, got int3"):
+        load_model(tmp_path, dtype="int3")

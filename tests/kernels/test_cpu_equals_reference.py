@@ -6,13 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.api import TOLERANCES, AttentionPlan
+from kernels.api import TOLERANCES, AttentionPlan, HeadNorms
+from kernels.cpu.int8 import can_multiply_int8
 from kernels.cpu.linear import PlainLinear, can_pack
+from kernels.reference.quant import hadamard_blocks, hadamard_matrix, quantise_rows
+from kernels.rows import QuantRows, RowFormat, ScaledRows, dense
 from kernels.select import KERNELS, select_kernels
 
 REFERENCE = select_kernels("cpu", prefer="reference")
 FAST = sorted(set(KERNELS) - {"reference"})
 DTYPES = [torch.float32, torch.bfloat16]
+FORMATS = {torch.float32: RowFormat.FP32, torch.bfloat16: RowFormat.BF16}
 NUM_LAYERS, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM = 2, 2, 4, 8
 
 each = pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name in FAST for dtype in DTYPES])
@@ -34,27 +38,93 @@ def test_linear_equals_its_twin(name: str, dtype: torch.dtype, num_rows: int) ->
     torch.manual_seed(0)
     weight, bias, x = torch.randn(37, 51).to(dtype), torch.randn(37).to(dtype), torch.randn(num_rows, 51).to(dtype)
     for b in (None, bias):
-        ours = select_kernels("cpu", prefer=name).pack_linear(weight, b)(x)
-        assert_near(ours, REFERENCE.pack_linear(weight, b)(x), "linear", dtype)
+        ours, twin = (
+            k.pack_linear(weight, b, FORMATS[dtype])(x) for k in (select_kernels("cpu", prefer=name), REFERENCE)
+        )
+        assert_near(dense(ours), dense(twin), "linear", dtype)
 
 
 @each
 @torch.inference_mode()
 def test_pointwise_operations_equal_their_twins(name: str, dtype: torch.dtype) -> None:
-    """Norm with the residual's update, rotation and gate, on strided input as the model gives it."""
+    """Norm with and without the residual's update, and gate, for dense products and for those that wait for their
+    row factors."""
     torch.manual_seed(1)
     kernels = select_kernels("cpu", prefer=name)
-    residual, delta, weight = torch.randn(5, 33), torch.randn(5, 33).to(dtype), torch.randn(33).to(dtype)
-    other = residual.clone()
-    ours, twin = (k.add_rms_norm(r, delta, weight, 1e-5) for k, r in ((kernels, residual), (REFERENCE, other)))
-    assert_near(ours, twin, "rms_norm", dtype)
-    assert torch.equal(residual, other)
-    heads = torch.randn(5, 7, HEAD_DIM).to(dtype)[:, 2:5]
-    angles = torch.randn(5, HEAD_DIM // 2)
-    args = heads, angles.cos(), angles.sin()
-    assert_near(kernels.rotary(*args), REFERENCE.rotary(*args), "rotary", dtype)
-    gate_up = torch.randn(5, 22).to(dtype)
-    assert_near(kernels.silu_mul(gate_up), REFERENCE.silu_mul(gate_up), "silu_mul", dtype)
+    weight, scaled = torch.randn(33).to(dtype), ScaledRows(torch.randn(5, 33), torch.rand(5))
+    for delta in (None, torch.randn(5, 33).to(dtype), scaled):
+        residual = torch.randn(5, 33)
+        other = residual.clone()
+        ours, twin = (
+            k.add_rms_norm(r, delta, weight, 1e-5, FORMATS[dtype]) for k, r in ((kernels, residual), (REFERENCE, other))
+        )
+        assert_near(ours, twin, "add_rms_norm", dtype)
+        assert torch.allclose(residual, other, atol=1e-6)
+    for gate_up in (torch.randn(5, 22).to(dtype), ScaledRows(torch.randn(5, 22), torch.rand(5))):
+        assert_near(
+            kernels.silu_mul(gate_up, FORMATS[dtype]), REFERENCE.silu_mul(gate_up, FORMATS[dtype]), "silu_mul", dtype
+        )
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("row_format", [RowFormat.INT8, RowFormat.ROTATED_INT8])
+@torch.inference_mode()
+def test_int8_rows_equal_their_twins_to_one_level(name: str, row_format: RowFormat) -> None:
+    """Norm and gate round to the same codes as their twins, but for entries at the border between two levels."""
+    torch.manual_seed(3)
+    kernels = select_kernels("cpu", prefer=name)
+    residual, weight, scaled = torch.randn(5, 192), torch.randn(192), ScaledRows(torch.randn(5, 384), torch.rand(5))
+    pairs = [  # of them the last rounds to bfloat16 before the levels
+        [k.add_rms_norm(residual.clone(), None, weight, 1e-5, row_format) for k in (kernels, REFERENCE)],
+        [k.silu_mul(scaled, row_format) for k in (kernels, REFERENCE)],
+        [k.silu_mul(scaled.values.bfloat16(), row_format) for k in (kernels, REFERENCE)],
+    ]
+    for most, (ours, twin) in zip((1, 1, 2), pairs, strict=True):
+        assert isinstance(ours, QuantRows)
+        assert isinstance(twin, QuantRows)
+        torch.testing.assert_close(ours.scales, twin.scales, rtol=1e-2, atol=0)
+        assert (ours.values.int() - twin.values.int()).abs().max() <= most
+
+
+@pytest.mark.skipif(not can_multiply_int8(), reason="this CPU has neither VNNI nor AMX: int8 is refused here")
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("num_rows", [1, 3, 65])
+@torch.inference_mode()
+def test_int8_linear_equals_its_twin(name: str, num_rows: int) -> None:
+    """The sums are exact integers, the largest products (255 x 127) included; only the scales round."""
+    torch.manual_seed(4)
+    weight, bias, x = torch.randn(64, 37).T, torch.randn(37), torch.randn(num_rows, 64)  # strided, as after a rotation
+    x[0, ::2], x[0, 1::2], weight[0] = 9.0, -9.0, 4.0
+    for b in (None, bias):
+        for row_format in (RowFormat.INT8, RowFormat.ROTATED_INT8):
+            rows = quantise_rows(x, row_format.hadamard)
+            ours, twin = (
+                dense(k.pack_linear(weight, b, row_format)(rows))
+                for k in (select_kernels("cpu", prefer=name), REFERENCE)
+            )
+            torch.testing.assert_close(ours, twin, rtol=1e-5, atol=1e-4)
+            exact = x @ weight.T + (0 if b is None else b)
+            assert (ours - exact).abs().mean() < 0.05 * exact.abs().mean()
+
+
+def test_int8_is_refused_where_its_products_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that saturates gets a clear error, never a wrong product."""
+    from kernels.cpu import int8
+
+    monkeypatch.setattr(int8, "can_multiply_int8", lambda: False)
+    with pytest.raises(ValueError, match="VNNI"):
+        int8.make_int8_linear(torch.eye(64), None, RowFormat.INT8)
+
+
+@torch.inference_mode()
+def test_a_hadamard_is_orthonormal_and_its_own_inverse() -> None:
+    """So the weight's half of a rotation undoes the row's half."""
+    matrix = hadamard_matrix(64)
+    torch.testing.assert_close(matrix @ matrix, torch.eye(64))
+    x = torch.randn(3, 192)
+    torch.testing.assert_close(hadamard_blocks(hadamard_blocks(x, 64), 64), x)
+    with pytest.raises(ValueError, match="multiple"):
+        hadamard_blocks(torch.zeros(2, 65), 64)
 
 
 def plan_of(query_lens: list[int], kv_lens: list[int], tables: list[list[int]]) -> AttentionPlan:
@@ -65,7 +135,9 @@ def plan_of(query_lens: list[int], kv_lens: list[int], tables: list[list[int]]) 
         for position in range(kv_len - query_len, kv_len)
     ]
     padded = torch.tensor([table + [0] * (width - len(table)) for table in tables])
-    return AttentionPlan([0, *accumulate(query_lens)], kv_lens, padded, torch.tensor(slots), BLOCK_SIZE)
+    angles = torch.randn(len(slots), HEAD_DIM // 2, generator=torch.Generator().manual_seed(5))
+    starts = [0, *accumulate(query_lens)]
+    return AttentionPlan(starts, kv_lens, padded, torch.tensor(slots), BLOCK_SIZE, angles.cos(), angles.sin())
 
 
 PREFIX = [3, 1, 4, 9, 2]
@@ -87,8 +159,9 @@ PLANS = {
 
 @each
 @pytest.mark.parametrize("plan", list(PLANS))
+@pytest.mark.parametrize("form", ["dense", "normed heads", "row factors"])
 @torch.inference_mode()
-def test_attention_equals_its_twin(name: str, dtype: torch.dtype, plan: str) -> None:
+def test_rotation_and_attention_equal_their_twins(name: str, dtype: torch.dtype, plan: str, form: str) -> None:
     """For every shape of a batch, in the last layer, while all that no position owns is NaN."""
     torch.manual_seed(2)
     query_lens, kv_lens, tables = PLANS[plan]
@@ -96,15 +169,23 @@ def test_attention_equals_its_twin(name: str, dtype: torch.dtype, plan: str) -> 
     for kv_len, table in zip(kv_lens, tables, strict=True):
         for position in range(kv_len):
             cache[table[position // BLOCK_SIZE], 1, :, :, position % BLOCK_SIZE] = torch.randn(HEAD_DIM).to(dtype)
-    key, value = torch.randn(2, sum(query_lens), NUM_KV_HEADS, HEAD_DIM).to(dtype)
-    query = torch.randn(sum(query_lens), 3 * NUM_KV_HEADS, HEAD_DIM).to(dtype)
-    results, caches = [], []
+    qkv = torch.randn(sum(query_lens), 5 * NUM_KV_HEADS * HEAD_DIM)
+    norms = HeadNorms(torch.randn(HEAD_DIM).to(dtype), torch.randn(HEAD_DIM).to(dtype), 1e-6)
+    products = {
+        "dense": (qkv.to(dtype), None),
+        "normed heads": (qkv.to(dtype), norms),
+        "row factors": (ScaledRows(qkv, torch.rand(len(qkv)) + 0.5), norms),
+    }
+    product, norms = products[form]
+    results, queries, caches = [], [], []
     for kernels in (select_kernels("cpu", prefer=name), REFERENCE):
         own, step = cache.clone(), plan_of(query_lens, kv_lens, tables)
-        kernels.write_kv(key, value, own, 1, step)
-        results.append(kernels.attention(query, own, 1, step))
+        queries.append(kernels.rotary_write_kv(product, norms, own, 1, step))
+        results.append(kernels.attention(queries[-1], own, 1, step))
         caches.append(own)
-    assert torch.equal(caches[0].nan_to_num(7.0), caches[1].nan_to_num(7.0))
+    assert torch.equal(caches[0].isnan(), caches[1].isnan())
+    assert_near(caches[0].nan_to_num(7.0), caches[1].nan_to_num(7.0), "rotary_write_kv", dtype)
+    assert_near(queries[0], queries[1], "rotary_write_kv", dtype)
     assert_near(results[0], results[1], "attention", dtype)
 
 
@@ -112,13 +193,13 @@ def test_linears_fall_back_where_packing_is_wrong_or_absent(monkeypatch: pytest.
     """Without working private operations the public one serves."""
     from kernels.cpu import linear
 
-    def absent(weight: Tensor, bias: Tensor | None) -> linear.PackedLinear:
+    def absent(weight: Tensor) -> Tensor:
         raise RuntimeError("no such operation")
 
     can_pack.cache_clear()
     monkeypatch.setattr(linear, "_pack", absent)
     try:
-        assert isinstance(linear.make_linear(torch.eye(3), None), PlainLinear)
+        assert isinstance(linear.make_linear(torch.eye(3), None, RowFormat.FP32), PlainLinear)
     finally:
         can_pack.cache_clear()
 
