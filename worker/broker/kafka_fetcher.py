@@ -3,12 +3,12 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as KafkaTopicPartition
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from worker.broker.api import BrokerError, BrokerUnavailableError, Record, TopicPartition
 from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, stop_bounded
+from worker.broker.kafka_patience import PatientConsumer
 
 
 class KafkaFetcher:
@@ -40,7 +40,7 @@ class KafkaFetcher:
         connection = self._connection
 
         async def attempt() -> None:
-            client = AIOKafkaConsumer(
+            client = PatientConsumer(
                 **connection.client_arguments(),
                 group_id=self._group,
                 enable_auto_commit=False,

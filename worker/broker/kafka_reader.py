@@ -9,7 +9,7 @@ from worker.broker.kafka_admin import KafkaAdmin
 from worker.broker.kafka_connection import KafkaConnection
 from worker.broker.kafka_fetcher import KafkaFetcher
 
-_SLICE_SECONDS = 0.05
+_SLICE_SECONDS = 0.02  # a record waits so long at most while another partition is waited for
 
 
 class KafkaReader:
@@ -47,15 +47,16 @@ class KafkaReader:
 
     async def poll(self, max_records: int, timeout_seconds: float) -> Sequence[Record]:
         deadline = time.monotonic() + timeout_seconds
+        wait = 0.0
         while self._tps:
             for i, tp in enumerate(self._tps):
-                left = max(0.0, deadline - time.monotonic())
-                wait = left if len(self._tps) == 1 else min(left, _SLICE_SECONDS)
-                if records := await self._fetcher.fetch(tp, max_records, wait):
+                if records := await self._fetcher.fetch(tp, max_records, wait if i == 0 else 0.0):
                     self._tps = self._tps[i + 1 :] + self._tps[: i + 1]
                     return records
-            if time.monotonic() >= deadline:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 break
+            wait = left if len(self._tps) == 1 else min(left, _SLICE_SECONDS)
         return []
 
     async def at_end(self) -> bool:
