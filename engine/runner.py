@@ -1,5 +1,6 @@
 """Runs a scheduled batch on the model: plain rows to tensors, forward, sample. Decides nothing."""
 
+import numpy
 import torch
 
 from engine.batch import SampledRow, ScheduledBatch, ScheduledRow
@@ -63,25 +64,40 @@ class TorchRunner:
 
 
 def model_inputs(batch: ScheduledBatch, block_size: int) -> ModelInputs:
-    """Tensors of a batch: tokens of all rows one after the other, block tables padded with block 0."""
+    """Tensors of a batch: tokens of all rows one after the other, block tables padded with block 0.
+
+    Sequences are ordered so that those behind one prefix are neighbours, which attention may read once for all of them;
+    `logit_rows` keep the order of the batch.
+    """
+    order = sorted(range(len(batch.rows)), key=lambda index: _sharing_key(batch.rows[index], block_size))
     token_ids: list[int] = []
     positions: list[int] = []
-    query_starts, kv_lens, logit_rows = [0], [], []
+    query_starts, kv_lens = [0], []
+    last_rows = [0] * len(batch.rows)
     width = max(len(row.block_table) for row in batch.rows)
-    for row in batch.rows:
+    tables = numpy.zeros((len(batch.rows), width), dtype=numpy.int64)
+    for s, index in enumerate(order):
+        row = batch.rows[index]
         token_ids += row.token_ids
         positions += range(row.start, row.start + len(row.token_ids))
         query_starts.append(len(token_ids))
         kv_lens.append(row.start + len(row.token_ids))
-        if row.sample:
-            logit_rows.append(len(token_ids) - 1)
+        tables[s, : len(row.block_table)] = row.block_table
+        last_rows[index] = len(token_ids) - 1
     return ModelInputs(
         token_ids=torch.tensor(token_ids),
         positions=torch.tensor(positions),
         query_starts=query_starts,
         kv_lens=kv_lens,
-        block_tables=torch.tensor([row.block_table + [0] * (width - len(row.block_table)) for row in batch.rows]),
-        tail_slots=[row.tail_slot for row in batch.rows],
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64),
+        block_tables=torch.from_numpy(tables),
+        tail_slots=[batch.rows[index].tail_slot for index in order],
+        logit_rows=torch.tensor(
+            [last for last, row in zip(last_rows, batch.rows, strict=True) if row.sample], dtype=torch.int64
+        ),
         block_size=block_size,
     )
+
+
+def _sharing_key(row: ScheduledRow, block_size: int) -> tuple[int, list[int]]:
+    """Rows with a past come first, by their blocks; those at the start of their sequence have nothing to share."""
+    return (0 if row.start >= block_size else 1, row.block_table)

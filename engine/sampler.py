@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
+from kernels.cpu.sampling import draw
 from kernels.reference import sampling
 
 # Below this a temperature is greedy: the best token has all the probability that float32 can tell.
@@ -70,7 +71,7 @@ class Sampler:
         if not random:
             return logits.argmax(dim=1)
         params = [rows[index].params for index in random]
-        drawn = sampling.draw(
+        drawn = draw(
             logits if len(random) == len(rows) else logits[random],
             torch.tensor([p.temperature for p in params]),
             torch.tensor([p.top_k or logits.shape[1] for p in params]),
