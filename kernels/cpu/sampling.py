@@ -1,6 +1,6 @@
 """The draw of `kernels.reference.sampling` without sorting whole vocabularies.
 
-The tokens that sampling can reach nearly always lie among the best few hundred. A row is drawn from those when its own
+The tokens that sampling can reach nearly always lie among the best thousand. A row is drawn from those when its own
 logits, settings and random number say that the answer is the same, else from a full sort of that row alone.
 """
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.reference import sampling
 
-NUM_CANDIDATES = 256
+NUM_CANDIDATES = 1024
 
 
 def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
