@@ -1,0 +1,61 @@
+"""Native C++ operations for x86-64: which variant this CPU runs, built where need be, proved right before use."""
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from kernels.cpu.native.build import VARIANTS, BuildError, build, build_all, cache_directory
+from kernels.cpu.native.fakes import register_fakes
+from kernels.cpu.native.known_answers import wrong_answers
+from kernels.cpu.native.ops import NativeOps
+
+__all__ = ["BuildError", "NativeOps", "build_all", "cache_directory", "load_native", "supported_variants"]
+
+# Flags of /proc/cpuinfo: what CPUID says and the system saves.
+_NEEDED_FLAGS = {
+    "v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"},
+    "v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
+}
+
+
+def supported_variants() -> list[str]:
+    """Variants that this CPU can run, the fastest first."""
+    if platform.machine() != "x86_64":
+        return []
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    flags = next((set(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), set())
+    return [variant for variant, needed in _NEEDED_FLAGS.items() if needed <= flags]
+
+
+@cache
+def load_native() -> NativeOps | str:
+    """The operations of the best variant, or why there are none. V4FLASH_ISA (v3, v4, none) decides instead of the CPU.
+
+    Raises ValueError if V4FLASH_ISA names what does not exist or what this CPU cannot run.
+    """
+    supported, forced = supported_variants(), os.environ.get("V4FLASH_ISA")
+    if forced == "none":
+        return "V4FLASH_ISA=none"
+    if forced and forced not in VARIANTS:
+        raise ValueError(f"V4FLASH_ISA={forced}: choose from {', '.join([*VARIANTS, 'none'])}")
+    if forced and forced not in supported:
+        raise ValueError(f"V4FLASH_ISA={forced}: this CPU cannot run it, only {', '.join(supported) or 'none'}")
+    if not supported:
+        return f"no variant for this CPU ({platform.machine()})"
+    variant = forced or supported[0]
+    try:
+        library = build(variant, cache_directory())
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+    except (BuildError, OSError) as error:
+        return str(error)
+    register_fakes()
+    ops = NativeOps(variant, library)
+    if wrong := wrong_answers(ops):
+        return f"the {variant} variant computes wrong: {', '.join(wrong)}"
+    return ops

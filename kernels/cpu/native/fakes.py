@@ -1,0 +1,78 @@
+"""Shapes and dtypes of the native operations' results, for tracing. Register once, after the library is loaded."""
+
+import torch
+from torch import Tensor
+
+
+def _int8_rows(x: Tensor, width: int | torch.SymInt) -> tuple[Tensor, Tensor]:
+    return x.new_empty((x.shape[0], width), dtype=torch.uint8), x.new_empty(x.shape[:1], dtype=torch.float32)
+
+
+def add_rms_norm(
+    residual: Tensor, delta: Tensor | None, delta_scales: Tensor | None, weight: Tensor, eps: float
+) -> Tensor:
+    return weight.new_empty(residual.shape)
+
+
+def add_rms_norm_int8(
+    residual: Tensor, delta: Tensor | None, delta_scales: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    return _int8_rows(residual, residual.shape[1])
+
+
+def silu_mul(gate_up: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=dtype)
+
+
+def silu_mul_int8(gate_up: Tensor, scales: Tensor | None, hadamard: int) -> tuple[Tensor, Tensor]:
+    return _int8_rows(gate_up, gate_up.shape[1] // 2)
+
+
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    return _int8_rows(x, x.shape[1])
+
+
+def rotary_write_kv(
+    qkv: Tensor,
+    scales: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    cache: Tensor,
+    layer: int,
+    num_heads: int,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    return cache.new_empty((qkv.shape[0], num_heads, cache.shape[5]))
+
+
+def attention(
+    query: Tensor,
+    cache: Tensor,
+    layer: int,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    block_tables: Tensor,
+    shared_groups: Tensor,
+) -> Tensor:
+    return torch.empty_like(query)
+
+
+def matvec(x: Tensor, weight: Tensor, weight_scales: Tensor | None, x_scales: Tensor | None) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
+
+
+def register_fakes() -> None:
+    for fake in (
+        add_rms_norm,
+        add_rms_norm_int8,
+        silu_mul,
+        silu_mul_int8,
+        quantise_rows,
+        rotary_write_kv,
+        attention,
+        matvec,
+    ):
+        torch.library.register_fake(f"v4flash::{fake.__name__}", fake)

@@ -1,0 +1,64 @@
+"""Decides whether a loaded variant computes right on this machine: small cases against plain torch in float32."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.native.ops import NativeOps
+
+_DIM, _WIDTH, _BLOCK = 32, 80, 4
+
+
+def wrong_answers(ops: NativeOps) -> list[str]:
+    """Names of the operations whose answer is off."""
+    generator = torch.Generator().manual_seed(0)
+    cases = {"add_rms_norm": _norm, "silu_mul": _silu_mul, "attention": _attention, "matvec": _matvec}
+    with torch.inference_mode():
+        return [name for name, is_right in cases.items() if not is_right(ops, generator)]
+
+
+def _near(ours: Tensor, expected: Tensor, tolerance: float) -> bool:
+    return bool(((ours.float() - expected).abs() <= tolerance).all())
+
+
+def _norm(ops: NativeOps, generator: torch.Generator) -> bool:
+    x, weight = torch.randn(3, _WIDTH, generator=generator), torch.randn(_WIDTH, generator=generator)
+    expected = torch.nn.functional.rms_norm(x, (_WIDTH,), weight, 1e-5)
+    rows, scales = ops.add_rms_norm_int8(x.clone(), None, None, weight, 1e-5)
+    dequantised = (rows.float() - 128) * scales[:, None]
+    return _near(ops.add_rms_norm(x.clone(), None, None, weight, 1e-5), expected, 1e-4) and _near(
+        dequantised, expected, float(scales.max()) * 0.51
+    )
+
+
+def _silu_mul(ops: NativeOps, generator: torch.Generator) -> bool:
+    gate, up = torch.randn(2, 3, _WIDTH, generator=generator)
+    expected = torch.nn.functional.silu(gate) * up
+    return _near(ops.silu_mul(torch.cat([gate, up], 1), None, torch.float32), expected, 1e-4)
+
+
+def _attention(ops: NativeOps, generator: torch.Generator) -> bool:
+    """A prefill of 9 rows and a decode row, two heads to one key head."""
+    blocks = torch.randn(8, 1, 2, 1, _BLOCK, _DIM, generator=generator).bfloat16()
+    query = torch.randn(10, 2, _DIM, generator=generator).bfloat16()
+    tables = torch.tensor([[5, 2, 7], [0, 3, 1]], dtype=torch.int32)
+    starts, lens = torch.tensor([0, 9, 10], dtype=torch.int32), torch.tensor([9, 11], dtype=torch.int32)
+    ours = ops.attention(query, blocks, 0, starts, lens, tables, torch.empty(0, 3, dtype=torch.int32))
+    for s, (rows, kv_len) in enumerate(((slice(0, 9), 9), (slice(9, 10), 11))):
+        key, value = blocks[tables[s].long(), 0, :, 0].float().transpose(0, 1).flatten(1, 2)[:, :kv_len]
+        scores = query[rows].float().transpose(0, 1) @ key.T / math.sqrt(_DIM)  # [H, T, kv_len]
+        future = torch.ones(scores.shape[1:]).triu(kv_len - scores.shape[1] + 1).bool()
+        expected = scores.masked_fill(future, -math.inf).softmax(-1) @ value
+        if not _near(ours[rows], expected.transpose(0, 1), 4e-2):
+            return False
+    return True
+
+
+def _matvec(ops: NativeOps, generator: torch.Generator) -> bool:
+    """The largest u8 times the largest s8 saturates in 16 bits where an instruction is used wrongly."""
+    x, weight = torch.randn(2, _WIDTH, generator=generator), torch.randn(5, _WIDTH, generator=generator)
+    rows = torch.full((1, _WIDTH), 255, dtype=torch.uint8)
+    weights = torch.full((5, _WIDTH), 127, dtype=torch.int8)
+    exact = torch.full((1, 5), (255.0 - 128) * 127 * _WIDTH)
+    return _near(ops.matvec(x, weight), x @ weight.T, 1e-3) and torch.equal(ops.matvec(rows, weights), exact)

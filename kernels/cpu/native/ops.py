@@ -1,0 +1,99 @@
+"""The typed face of the native operations. Shape letters are those of `kernels.api`; all tensors are contiguous."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOps:
+    """One loaded variant. A result of a row never depends on its batch mates, but for float rounding in `attention`
+    where a prefix is shared. Every operation raises RuntimeError on tensors it was not made for."""
+
+    isa: str
+    library: Path
+
+    def add_rms_norm(
+        self, residual: Tensor, delta: Tensor | None, delta_scales: Tensor | None, weight: Tensor, eps: float
+    ) -> Tensor:
+        """residual [T, E] float32 += delta * delta_scales[:, None], in place; its RMSNorm in the weight's dtype."""
+        return _tensor(torch.ops.v4flash.add_rms_norm(residual, delta, delta_scales, weight, eps))
+
+    def add_rms_norm_int8(
+        self, residual: Tensor, delta: Tensor | None, delta_scales: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """As `add_rms_norm`, quantised as by `quantise_rows`."""
+        return _pair(torch.ops.v4flash.add_rms_norm_int8(residual, delta, delta_scales, weight, eps))
+
+    def silu_mul(self, gate_up: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """[T, 2 F], times scales [T], -> [T, F]: silu of the first half times the second."""
+        return _tensor(torch.ops.v4flash.silu_mul(gate_up, scales, dtype))
+
+    def silu_mul_int8(self, gate_up: Tensor, scales: Tensor | None, hadamard: int) -> tuple[Tensor, Tensor]:
+        """As `silu_mul`, then a normalised Hadamard (Sylvester's order) on each block of `hadamard` neighbours (0:
+        none, else a power of two up to 64 that divides F), quantised as by `quantise_rows`."""
+        return _pair(torch.ops.v4flash.silu_mul_int8(gate_up, scales, hadamard))
+
+    def quantise_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, X] -> rows u8 = round(x / scale) + 128 and scales [T] float32 = largest magnitude / 127."""
+        return _pair(torch.ops.v4flash.quantise_rows(x))
+
+    def rotary_write_kv(
+        self,
+        qkv: Tensor,
+        scales: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        slots: Tensor,
+        cache: Tensor,
+        layer: int,
+        num_heads: int,
+        query_norm: Tensor | None = None,
+        key_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> Tensor:
+        """qkv [T, (H + 2 K) D], times scales [T]: query and key over their root mean square times the norms [D] where
+        given, halves rotated by cos, sin [T, D / 2]; key and value to slots [T] int64 of the cache's layer, rounded
+        once. Returns the query [T, H, D] in the cache's dtype."""
+        return _tensor(
+            torch.ops.v4flash.rotary_write_kv(
+                qkv, scales, cos, sin, slots, cache, layer, num_heads, query_norm, key_norm, eps
+            )
+        )
+
+    def attention(
+        self,
+        query: Tensor,
+        cache: Tensor,
+        layer: int,
+        query_starts: Tensor,
+        kv_lens: Tensor,
+        block_tables: Tensor,
+        shared_groups: Tensor,
+    ) -> Tensor:
+        """Causal attention of ragged rows [T, H, D], prefill chunks and decode rows in one call; tables as in
+        `AttentionPlan`, int32. shared_groups [groups, 3] int32: (first sequence, number of sequences, number of leading
+        blocks that all of them share and that lie before their rows), ascending; shared keys are read once for all."""
+        return _tensor(
+            torch.ops.v4flash.attention(query, cache, layer, query_starts, kv_lens, block_tables, shared_groups)
+        )
+
+    def matvec(
+        self, x: Tensor, weight: Tensor, weight_scales: Tensor | None = None, x_scales: Tensor | None = None
+    ) -> Tensor:
+        """x [T <= 4, X] times weight [O, X], both floats, or rows of `quantise_rows` and int8: [T, O] float32, times
+        the scales of the outputs [O] and of the rows [T]."""
+        return _tensor(torch.ops.v4flash.matvec(x, weight, weight_scales, x_scales))
+
+
+def _tensor(result: object) -> Tensor:
+    assert isinstance(result, Tensor)
+    return result
+
+
+def _pair(result: object) -> tuple[Tensor, Tensor]:
+    assert isinstance(result, tuple)
+    rows, scales = result
+    return rows, scales

@@ -1,0 +1,80 @@
+// Divides the attention of a step into tasks. How the keys of a row are cut into parts depends on the lengths of its own
+// sequence and on the prefix it shares, never on how many threads or batch mates there are.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "attention_few.h"
+#include "attention_many.h"
+
+namespace v4flash {
+
+constexpr int64_t kMaxFewRows = 16;  // query rows of a sequence and key head that are read without packing
+constexpr int64_t kChunkKeys = 256;  // of a part, where there are few rows
+
+struct AttentionTasks {
+  struct Many : ManyTask {
+    int64_t part;  // of its rows' keys
+  };
+  struct Few : FewTask {
+    int64_t part;
+  };
+  std::vector<Many> many;  // the most work first
+  std::vector<Few> few;
+  std::vector<int64_t> num_parts;      // by token
+  std::vector<int64_t> partial_start;  // by token, where its partial results lie in floats; unused for a single part
+  int64_t partial_size = 0;
+  int64_t max_few_rows = 0;
+};
+
+template <class T>
+AttentionTasks plan_attention(const Paged<T>& paged, const int32_t* groups, int64_t num_groups) {
+  AttentionTasks tasks;
+  std::vector<int64_t> shared_keys(static_cast<size_t>(paged.num_seqs), 0);
+  const int64_t slab_tokens = std::max<int64_t>(1, ManyRows<T>::kSlabRows / paged.group);
+  const auto add_slabs = [&](ManyTask task, int64_t end_token, int64_t part) {
+    for (; task.first_token < end_token; task.first_token += slab_tokens) {
+      task.num_rows = std::min(slab_tokens, end_token - task.first_token) * paged.group;
+      for (task.kv_head = 0; task.kv_head < paged.num_kv_heads; ++task.kv_head) tasks.many.push_back({task, part});
+    }
+  };
+  for (const int32_t* g = groups; g < groups + 3 * num_groups; g += 3) {
+    const int64_t first = g[0], end = g[0] + g[1], num_keys = g[2] * paged.block_size;
+    if (num_keys == 0) continue;
+    for (int64_t s = first; s < end; ++s) shared_keys[static_cast<size_t>(s)] = num_keys;
+    const ManyTask task{first, 0, 0, num_keys, paged.query_starts[first], 0, 0, false};
+    add_slabs(task, paged.query_starts[end], 0);
+  }
+  for (int64_t s = 0; s < paged.num_seqs; ++s) {
+    const int64_t first_key = shared_keys[static_cast<size_t>(s)], num_keys = paged.kv_lens[s] - first_key;
+    const int64_t num_tokens = paged.query_len(s), num_rows = num_tokens * paged.group, own = first_key > 0 ? 1 : 0;
+    int64_t num_parts = own + 1;
+    if (num_rows <= kMaxFewRows) {
+      num_parts = own + (num_keys + kChunkKeys - 1) / kChunkKeys;
+      if (num_rows > 0) tasks.max_few_rows = std::max(tasks.max_few_rows, num_rows);
+      for (int64_t k = 0; num_rows > 0 && k < paged.num_kv_heads; ++k) {
+        for (int64_t part = own, key = first_key; part < num_parts; ++part, key += kChunkKeys) {
+          tasks.few.push_back({{s, k, key, std::min<int64_t>(key + kChunkKeys, paged.kv_lens[s])}, part});
+        }
+      }
+    } else {
+      const int64_t offset = paged.kv_lens[s] - num_tokens - paged.query_starts[s];
+      add_slabs({s, 0, first_key, num_keys, paged.query_starts[s], 0, offset, true}, paged.query_starts[s + 1], own);
+    }
+    for (int64_t t = 0; t < num_tokens; ++t) {
+      tasks.num_parts.push_back(num_parts);
+      tasks.partial_start.push_back(tasks.partial_size);
+      if (num_parts > 1) tasks.partial_size += num_parts * paged.num_heads * (paged.head_dim + 2);
+    }
+  }
+  const auto work = [&](const ManyTask& task) {
+    const int64_t last_token = task.first_token + task.num_rows / paged.group - 1;
+    const int64_t seen = task.causal ? last_token + task.position_offset + 1 - task.first_key : task.num_keys;
+    return task.num_rows * seen;
+  };
+  std::stable_sort(tasks.many.begin(), tasks.many.end(),
+                   [&](const ManyTask& a, const ManyTask& b) { return work(a) > work(b); });
+  return tasks;
+}
+
+}  // namespace v4flash

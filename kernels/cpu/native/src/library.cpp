@@ -1,0 +1,32 @@
+// Registers the operations. One variant of the library is loaded in a process; shapes for tracing are in fakes.py.
+#include <torch/library.h>
+
+#include "ops.h"
+
+TORCH_LIBRARY(v4flash, m) {
+  m.def("add_rms_norm(Tensor(a!) residual, Tensor? delta, Tensor? delta_scales, Tensor weight, float eps) -> Tensor");
+  m.def(
+      "add_rms_norm_int8(Tensor(a!) residual, Tensor? delta, Tensor? delta_scales, Tensor weight, float eps)"
+      " -> (Tensor, Tensor)");
+  m.def("silu_mul(Tensor gate_up, Tensor? scales, ScalarType dtype) -> Tensor");
+  m.def("silu_mul_int8(Tensor gate_up, Tensor? scales, int hadamard) -> (Tensor, Tensor)");
+  m.def("quantise_rows(Tensor x) -> (Tensor, Tensor)");
+  m.def(
+      "rotary_write_kv(Tensor qkv, Tensor? scales, Tensor cos, Tensor sin, Tensor slots, Tensor(a!) cache, int layer,"
+      " int num_heads, Tensor? query_norm, Tensor? key_norm, float eps) -> Tensor");
+  m.def(
+      "attention(Tensor query, Tensor cache, int layer, Tensor query_starts, Tensor kv_lens, Tensor block_tables,"
+      " Tensor shared_groups) -> Tensor");
+  m.def("matvec(Tensor x, Tensor weight, Tensor? weight_scales, Tensor? x_scales) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(v4flash, CPU, m) {
+  m.impl("add_rms_norm", v4flash::add_rms_norm);
+  m.impl("add_rms_norm_int8", v4flash::add_rms_norm_int8);
+  m.impl("silu_mul", v4flash::silu_mul);
+  m.impl("silu_mul_int8", v4flash::silu_mul_int8);
+  m.impl("quantise_rows", v4flash::quantise_rows);
+  m.impl("rotary_write_kv", v4flash::rotary_write_kv);
+  m.impl("attention", v4flash::attention);
+  m.impl("matvec", v4flash::matvec);
+}

@@ -1,0 +1,28 @@
+// All operations, as `library.cpp` registers them. Shape letters are those of kernels/api.py.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <tuple>
+
+namespace v4flash {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+Tensor add_rms_norm(Tensor& residual, const OptionalTensor& delta, const OptionalTensor& delta_scales,
+                    const Tensor& weight, double eps);
+std::tuple<Tensor, Tensor> add_rms_norm_int8(Tensor& residual, const OptionalTensor& delta,
+                                             const OptionalTensor& delta_scales, const Tensor& weight, double eps);
+Tensor silu_mul(const Tensor& gate_up, const OptionalTensor& scales, at::ScalarType dtype);
+std::tuple<Tensor, Tensor> silu_mul_int8(const Tensor& gate_up, const OptionalTensor& scales, int64_t hadamard);
+std::tuple<Tensor, Tensor> quantise_rows(const Tensor& x);
+Tensor rotary_write_kv(const Tensor& qkv, const OptionalTensor& scales, const Tensor& cos, const Tensor& sin,
+                       const Tensor& slots, Tensor& cache, int64_t layer, int64_t num_heads,
+                       const OptionalTensor& query_norm, const OptionalTensor& key_norm, double eps);
+Tensor attention(const Tensor& query, const Tensor& cache, int64_t layer, const Tensor& query_starts,
+                 const Tensor& kv_lens, const Tensor& block_tables, const Tensor& shared_groups);
+Tensor matvec(const Tensor& x, const Tensor& weight, const OptionalTensor& weight_scales,
+              const OptionalTensor& x_scales);
+
+}  // namespace v4flash

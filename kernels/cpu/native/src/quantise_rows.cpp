@@ -1,0 +1,31 @@
+// Quantises the rows of a matrix, each by itself.
+#include "quantise.h"
+
+#include <ATen/ops/empty.h>
+
+#include "checks.h"
+#include "ops.h"
+#include "parallel.h"
+
+namespace v4flash {
+
+std::tuple<Tensor, Tensor> quantise_rows(const Tensor& x) {
+  check_float(x, 2, "x");
+  const int64_t num_rows = x.size(0), width = x.size(1);
+  Tensor out = at::empty(x.sizes(), x.options().dtype(at::kByte));
+  Tensor scales = at::empty({num_rows}, x.options().dtype(at::kFloat));
+  auto* to = out.mutable_data_ptr<uint8_t>();
+  auto* to_scales = scales.mutable_data_ptr<float>();
+  by_dtype(x.scalar_type(), [&](auto element) {
+    const auto* rows = x.const_data_ptr<decltype(element)>();
+    for_rows(num_rows, width, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        to_scales[t] = row_scale(row_magnitude(rows + t * width, width));
+        quantise_row(rows + t * width, width, to_scales[t], to + t * width);
+      }
+    });
+  });
+  return {out, scales};
+}
+
+}  // namespace v4flash
