@@ -38,6 +38,7 @@ from worker.observer import NullObserver, Observer
 from worker.offsets import OffsetTracker
 from worker.replies.routes import ReplyRoutes
 from worker.replies.stream import CoalescePolicy
+from worker.shared_runs import SharedRuns
 
 START_SECONDS = 60.0
 
@@ -221,6 +222,7 @@ class WorkerApp:
             dead_letters=DeadLetters(self._producer, names.dead_letter, give_up_seconds=give_up),
             cancels=self._cancels,
             identities=Identities(),
+            runs=SharedRuns(),
             control_topic=names.control,
             clock=self._clock,
             observer=self._observer,

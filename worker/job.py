@@ -24,6 +24,7 @@ from worker.replies.api import Destination, Failure, Replier, ReplyUndeliverable
 from worker.replies.final import FinalReplier
 from worker.replies.sink import BrokerSink
 from worker.replies.table import REPLIERS
+from worker.shared_runs import RunKey, RunLost, SharedRun
 from worker.translate import translate
 from worker.watch import DeltaWatch
 
@@ -50,18 +51,25 @@ class Job:
         self._destination = services.routes.default(record, self._headers, route, self._request_id)
         self._attempt = uuid.uuid4().hex
         self._replier: Replier | None = None
+        self._leads: SharedRun | None = None
 
     async def run(self) -> None:
-        with bound_request(self._request_id, attempt=self._attempt):
-            await self._run()
+        told = False
+        try:
+            with bound_request(self._request_id, attempt=self._attempt):
+                await self._run()
+            told = True
+        finally:
+            if self._leads is not None:
+                self._services.runs.end(self._leads, told=told)
 
     async def _run(self) -> None:
         try:
             if self._record.value is None and self._headers.request_id is not None:
                 await self._publish_cancel()
                 return
-            usage = await self._answer()
-            self._observe("done", usage)
+            reason, usage = await self._answer()
+            self._observe(reason, usage)
         except Exception as error:
             await self._end(error)
 
@@ -70,7 +78,7 @@ class Job:
         self._services.cancels.cancel((self._tenant, self._request_id))
         await self._services.producer.send(self._services.control_topic, value, key=key)
 
-    async def _answer(self) -> Usage:
+    async def _answer(self) -> tuple[str, Usage]:
         services, record = self._services, self._record
         self._destination = await services.routes.resolve(record, self._headers, self._route, self._request_id)
         headers = parse_headers(record.headers)
@@ -84,15 +92,42 @@ class Job:
         if services.cancels.is_cancelled((self._tenant, self._request_id)):
             raise RequestCancelled
         with self._listening(watch):
-            request = await asyncio.to_thread(self._translate, prompt, headers)
-            self._replier = self._make_replier(prompt, headers)
-            return await self._generate(request, watch, self._replier)
+            return await self._run_or_follow(prompt, headers, watch)
 
-    async def _generate(self, request: GenerateRequest, watch: DeltaWatch, replier: Replier) -> Usage:
-        async with _closing(self._services.engine.generate(request)) as deltas:
+    async def _run_or_follow(
+        self, prompt: PromptRequest, headers: RequestHeaders, watch: DeltaWatch
+    ) -> tuple[str, Usage]:
+        """Run, or attach to the equal request that runs here already: it serves an equal route too, another route gets
+        the same answer in an attempt of its own. A follower whose run is lost runs by itself."""
+        runs, mode = self._services.runs, self._reply_mode(prompt, headers)
+        key = RunKey.of(self._tenant, self._request_id, prompt.operation, self._record.value or b"")
+        route = (self._destination, mode, self._headers.correlation_header, self._headers.correlation_id)
+        while True:
+            request = await asyncio.to_thread(self._translate, prompt, headers)
+            replier = self._replier = self._make_replier(mode, prompt)
+            self._leads = runs.lead(key, route)
+            if self._leads is not None:
+                usage = await self._generate(self._services.engine.generate(request), watch, replier)
+                return "done", usage
+            run = runs.running(key)
+            if run.route == route:
+                if await run.told():
+                    return "duplicate", Usage(0, 0)
+                watch.check()
+                continue
+            try:
+                await self._generate(run.follow(), watch, replier)
+                return "duplicate", Usage(0, 0)
+            except RunLost:
+                self._attempt = uuid.uuid4().hex
+
+    async def _generate(self, source: AsyncIterator[Delta], watch: DeltaWatch, replier: Replier) -> Usage:
+        async with _closing(source) as deltas:
             while (delta := await watch.next(deltas)) is not None:
                 if self._first_token is None:
                     self._first_token = self._services.clock.now() - self._began
+                if self._leads is not None:
+                    self._leads.add(delta)
                 await replier.send(delta)
         return await replier.finish()
 
@@ -129,12 +164,12 @@ class Job:
         finally:
             self._services.cancels.forget(key, watch.cancel)
 
-    def _make_replier(self, prompt: PromptRequest, headers: RequestHeaders) -> Replier:
-        mode: ReplyMode = self._route.reply_mode
+    def _reply_mode(self, prompt: PromptRequest, headers: RequestHeaders) -> ReplyMode:
         if headers.reply_mode is not None:
-            mode = headers.reply_mode
-        elif prompt.body.stream and not headers.speaks_spring:
-            mode = "chunks"
+            return headers.reply_mode
+        return "chunks" if prompt.body.stream and not headers.speaks_spring else self._route.reply_mode
+
+    def _make_replier(self, mode: ReplyMode, prompt: PromptRequest) -> Replier:
         services = self._services
         context = self._context(prompt.operation, prompt.ignored)
         return REPLIERS[mode](context, self._sink(self._destination), services.clock, services.limits.coalesce)

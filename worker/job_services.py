@@ -11,6 +11,7 @@ from worker.identities import Identities
 from worker.observer import Observer
 from worker.replies.routes import ReplyRoutes
 from worker.replies.stream import CoalescePolicy
+from worker.shared_runs import SharedRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class JobServices:
     dead_letters: DeadLetters
     cancels: CancelBook
     identities: Identities
+    runs: SharedRuns
     control_topic: str
     clock: Clock
     observer: Observer

@@ -11,6 +11,7 @@ import pytest
 from engine.scripted import ScriptedEngine
 from topics.attempts import AttemptReader
 from topics.names import TopicNames
+from topics.routes import RouteTable
 from worker.app import WorkerApp
 from worker.broker.api import NewTopic, Record, TopicPartition
 from worker.broker.memory import MemoryBroker
@@ -46,8 +47,11 @@ class Rig:
         await self.broker.create_topics(NewTopic(NAMES.control), NewTopic(NAMES.dead_letter))
         await self.producer.start()
 
-    def app(self, engine: ScriptedEngine | None = None, **changes: object) -> WorkerApp:
-        return WorkerApp(Settings(**{**DEFAULTS, **changes}), self.broker, engine or ScriptedEngine(), SystemClock())
+    def app(
+        self, engine: ScriptedEngine | None = None, *, routes: RouteTable | None = None, **changes: object
+    ) -> WorkerApp:
+        settings = Settings(**{**DEFAULTS, **changes})
+        return WorkerApp(settings, self.broker, engine or ScriptedEngine(), SystemClock(), routes=routes)
 
     async def send(self, value: bytes | dict | None, cls: str = "standard", **headers: str | bytes) -> TopicPartition:
         raw = json.dumps(value).encode() if isinstance(value, dict) else value
@@ -58,7 +62,8 @@ class Rig:
         return await self.producer.send(NAMES.prompts(cls), raw, headers=wire)
 
     async def serve_all(self, engine: ScriptedEngine | None = None, **changes: object) -> None:
-        await self.app(engine, **changes).run(until_end=True)
+        async with asyncio.timeout(10):
+            await self.app(engine, **changes).run(until_end=True)
 
     @asynccontextmanager
     async def running(self, app: WorkerApp) -> AsyncIterator[asyncio.Task]:
