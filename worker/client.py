@@ -1,8 +1,11 @@
 """A small client: sends one prompt and follows its answer on the shared reply topic by the attempt rule."""
 
 import json
+import math
+import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from engine.api import PriorityClass
@@ -10,9 +13,17 @@ from topics.attempts import AttemptEvent, AttemptReader
 from topics.names import TopicNames
 from worker.broker.api import Broker, Headers
 from worker.cancel import cancel_record
+from worker.errors import WorkerError
 
 POLL_RECORDS = 200
 POLL_SECONDS = 0.25
+
+
+class NoAnswerError(WorkerError):
+    """The answers did not all come within the time limit."""
+
+    code = "no_answer"
+    retriable = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +55,16 @@ class Prompt:
 
 
 async def ask_all(
-    broker: Broker, names: TopicNames, asked: Sequence[tuple[Prompt, AttemptReader]]
-) -> AsyncIterator[tuple[str, AttemptEvent]]:
+    broker: Broker,
+    names: TopicNames,
+    asked: Sequence[tuple[Prompt, AttemptReader]],
+    *,
+    timeout_seconds: float | None = None,
+) -> AsyncGenerator[tuple[str, AttemptEvent]]:
     """Send prompts; yield (request id, what to show) as records come, until all are settled. Raises BrokerError.
 
-    One reader serves all of them, in place before anything is sent, so no record is missed. Waits as long as it takes.
+    One reader serves all of them, in place before anything is sent, so no record is missed. Waits as long as it takes,
+    or raises NoAnswerError when `timeout_seconds` have passed since the prompts were sent; they stay with the workers.
     """
     reader, producer = broker.reader([names.replies], from_beginning=False), broker.producer()
     answers = {prompt.request_id.encode(): answer for prompt, answer in asked}
@@ -58,8 +74,11 @@ async def ask_all(
         for prompt, _ in asked:
             topic, key = names.prompts(prompt.priority), prompt.request_id.encode()
             await producer.send(topic, prompt.value(), key=key, headers=prompt.headers(names))
-        while not all(answer.settled for answer in answers.values()):
-            for record in await reader.poll(POLL_RECORDS, POLL_SECONDS):
+        ends = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while waiting := sum(not answer.settled for answer in answers.values()):
+            if (left := ends - time.monotonic()) <= 0:
+                raise NoAnswerError(f"{waiting} of {len(asked)} not answered within {timeout_seconds:g} s")
+            for record in await reader.poll(POLL_RECORDS, min(POLL_SECONDS, left)):
                 request_id = dict(record.headers).get("x-request-id") or b""
                 if request_id in answers:
                     for event in answers[request_id].feed(record.headers, record.value, record.offset):
@@ -69,10 +88,18 @@ async def ask_all(
         await reader.stop()
 
 
-async def ask(broker: Broker, names: TopicNames, prompt: Prompt, answer: AttemptReader) -> AsyncIterator[AttemptEvent]:
+async def ask(
+    broker: Broker,
+    names: TopicNames,
+    prompt: Prompt,
+    answer: AttemptReader,
+    *,
+    timeout_seconds: float | None = None,
+) -> AsyncGenerator[AttemptEvent]:
     """`ask_all` for one prompt."""
-    async for _, event in ask_all(broker, names, [(prompt, answer)]):
-        yield event
+    async with aclosing(ask_all(broker, names, [(prompt, answer)], timeout_seconds=timeout_seconds)) as events:
+        async for _, event in events:
+            yield event
 
 
 async def cancel(broker: Broker, names: TopicNames, request_id: str, *, tenant: str = "") -> None:

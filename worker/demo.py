@@ -2,29 +2,29 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 
 from engine.api import PriorityClass
-from topics.attempts import AttemptReader, AttemptState, EventKind
+from topics.attempts import EventKind
 from worker.broker.api import Broker
 from worker.broker.memory import MemoryBroker
 from worker.client import Prompt, ask_all
+from worker.demo_answer import DemoAnswer
 from worker.demo_broker import embedded_broker
+from worker.demo_view import DemoView, save_picture, summary
 from worker.metrics import Metrics
 from worker.provision import RECORD_OVERHEAD_BYTES, create_topics, topics_of
 from worker.serve import build_app, build_broker, build_engine
 from worker.settings import Settings
 
 NUM_PARTITIONS = 3
-LIVE_REFRESH_PER_SECOND = 8
-SHOWN_CHARS = 60
-_PROMPTS = {
+LIVE_REFRESH_PER_SECOND = 10
+PROMPTS = {
     PriorityClass.URGENT: (
         ("Is this comment polite? Answer yes or no: 'Thank you for your help.'", 24),
         ("Is this comment polite? Answer yes or no: 'Go away, nobody likes you.'", 24),
@@ -42,97 +42,89 @@ _PROMPTS = {
     ),
 }
 
-
-@dataclass(slots=True)
-class _Row:
-    """One prompt and what has come of it. Times are monotonic seconds."""
-
-    prompt: Prompt
-    answer: AttemptReader = field(default_factory=AttemptReader)
-    sent: float = 0.0
-    first: float | None = None
-    ended: float | None = None
-
-    def cells(self) -> tuple[str, ...]:
-        usage = self.answer.usage or {}
-        tokens = usage.get("completion_tokens")
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", "")
-        first = "" if self.first is None else f"{self.first - self.sent:.2f} s"
-        rate = ""
-        if tokens and self.first is not None and self.ended is not None and self.ended > self.first:
-            rate = f"{tokens / (self.ended - self.first):.1f}"
-        failed = (self.answer.error or {}).get("code", "")
-        return self.prompt.priority, first, rate, str(cached), str(self.answer.finish_reasons.get(0, failed))
+Say = Callable[[str], None]
 
 
-async def run_demo(settings: Settings, *, live: bool, bootstrap: str | None, memory: bool) -> int:
-    """Exit code 0 when every prompt has a complete answer. The live view needs a terminal."""
+async def run_demo(
+    settings: Settings, *, live: bool, bootstrap: str | None, memory: bool, picture: Path | None = None
+) -> int:
+    """Exit code 0 when every prompt has a complete answer. `live` needs a terminal; `picture` is an SVG of the view."""
     console = Console()
-    live = live and console.is_terminal
     settings = settings.model_copy(update={"group_id": f"{settings.group_id}-demo-{time.time_ns():x}"})
+    answers = [
+        DemoAnswer(Prompt(text, cls, num_tokens)) for cls, prompts in PROMPTS.items() for text, num_tokens in prompts
+    ]
+    view = DemoView(answers)
+    shown = console.is_terminal and live
     async with AsyncExitStack() as leaving:
-        broker = await _broker(settings, leaving, console, bootstrap=bootstrap, memory=memory)
-        topics = topics_of(settings.names, max_body_bytes=settings.max_body_bytes, num_partitions=NUM_PARTITIONS)
-        await create_topics(broker.admin(), topics)
-        console.print(f"loading the {settings.engine} engine")
-        engine = build_engine(settings)
+        address = None if memory else bootstrap or await leaving.enter_async_context(embedded_broker())
+        console.print(_where(address), highlight=False, soft_wrap=True)
+        say = await leaving.enter_async_context(_staged(console, view, live=shown))
+        say("creating the topics")
+        broker = await _broker(settings, address)
+        say(_loading(settings))
+        engine = await asyncio.to_thread(build_engine, settings)
         await engine.start()
-        console.print(f"model {engine.model.name}, {engine.model.max_model_len} tokens of context")
+        say(f"{engine.model.name} answers")
         app = build_app(settings.model_copy(update={"from_beginning": True}), broker, engine, Metrics())
-        rows = [
-            _Row(Prompt(text, cls, num_tokens)) for cls, prompts in _PROMPTS.items() for text, num_tokens in prompts
-        ]
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(app.run())
-            await _answer_all(broker, settings, rows, console, live=live)
+            await _follow(broker, settings, answers, None if shown else console)
             app.request_stop()
-        console.print(_table(rows))
-        return 0 if all(row.answer.state is AttemptState.COMPLETE for row in rows) else 1
+        say(f"{engine.model.name} has answered")
+    if picture is not None:
+        save_picture(view, picture)
+    console.print(summary(answers))
+    return 0 if all(answer.complete for answer in answers) else 1
 
 
-async def _broker(
-    settings: Settings, leaving: AsyncExitStack, console: Console, *, bootstrap: str | None, memory: bool
-) -> Broker:
-    servers = bootstrap
-    if servers is None and not memory:
-        servers = await leaving.enter_async_context(embedded_broker())
-    if servers is None:
-        console.print("broker: in memory")
-        return MemoryBroker(max_message_bytes=settings.max_body_bytes + RECORD_OVERHEAD_BYTES)
-    console.print(f"broker: {servers}  (read along: v4flash tail --bootstrap-servers {servers})")
-    return build_broker(settings.model_copy(update={"bootstrap_servers": servers}))
+def _loading(settings: Settings) -> str:
+    if settings.engine == "scripted":
+        return "starting the scripted engine"
+    return f"loading {settings.model_dir or 'the bundled small model'}"
 
 
-async def _answer_all(
-    broker: Broker, settings: Settings, rows: Sequence[_Row], console: Console, *, live: bool
-) -> None:
+def _where(address: str | None) -> str:
+    if address is None:
+        return "broker: in memory"
+    return f"broker: {address}  (read along: v4flash tail --bootstrap-servers {address})"
+
+
+async def _broker(settings: Settings, address: str | None) -> Broker:
+    """The broker at `address`, or one in memory, with the topics of the demo."""
+    if address is None:
+        broker: Broker = MemoryBroker(max_message_bytes=settings.max_body_bytes + RECORD_OVERHEAD_BYTES)
+    else:
+        broker = build_broker(settings.model_copy(update={"bootstrap_servers": address}))
+    topics = topics_of(settings.names, max_body_bytes=settings.max_body_bytes, num_partitions=NUM_PARTITIONS)
+    await create_topics(broker.admin(), topics)
+    return broker
+
+
+@asynccontextmanager
+async def _staged(console: Console, view: DemoView, *, live: bool) -> AsyncIterator[Say]:
+    """Say what is being done now: in the head of the live view, or as lines."""
+
+    def say(stage: str) -> None:
+        view.begin(stage)
+        if not live:
+            console.print(stage, markup=False, highlight=False)
+
     if not live:
-        await _follow(broker, settings, rows, console)
+        yield say
         return
-    with Live(get_renderable=lambda: _table(rows, texts=True), refresh_per_second=LIVE_REFRESH_PER_SECOND):
-        await _follow(broker, settings, rows, None)
+    with Live(view, console=console, refresh_per_second=LIVE_REFRESH_PER_SECOND):
+        yield say
 
 
-async def _follow(broker: Broker, settings: Settings, rows: Sequence[_Row], console: Console | None) -> None:
-    """Follow all answers. Without a live view each piece is a line: several answers stream at once."""
-    by_id = {row.prompt.request_id: row for row in rows}
-    for row in rows:
-        row.sent = time.monotonic()
-    async for request_id, event in ask_all(broker, settings.names, [(row.prompt, row.answer) for row in rows]):
-        row = by_id[request_id]
-        if event.kind is EventKind.TEXT:
-            row.first = row.first or time.monotonic()
-            if console is not None:
-                console.print(f"[{row.prompt.priority}] {event.text!r}", markup=False, highlight=False)
-        if row.answer.settled:
-            row.ended = time.monotonic()
-
-
-def _table(rows: Sequence[_Row], *, texts: bool = False) -> Table:
-    table = Table("class", "first token", "tokens/s", "cached tokens", "finish reason")
-    if texts:
-        table.add_column("answer", no_wrap=True)
-    for row in rows:
-        shown = row.answer.text.replace("\n", " ")[-SHOWN_CHARS:]
-        table.add_row(*row.cells(), *([shown] if texts else []))
-    return table
+async def _follow(broker: Broker, settings: Settings, answers: Sequence[DemoAnswer], console: Console | None) -> None:
+    """Follow all answers. With a console each piece is a line: several answers stream at once."""
+    by_id = {answer.prompt.request_id: answer for answer in answers}
+    for answer in answers:
+        answer.sent = time.monotonic()
+    asked = [(answer.prompt, answer.reader) for answer in answers]
+    async for request_id, event in ask_all(broker, settings.names, asked):
+        answer = by_id[request_id]
+        answer.seen(event, time.monotonic())
+        if console is not None and event.kind is EventKind.TEXT:
+            console.print(f"[{answer.prompt.priority}] {event.text!r}", markup=False, highlight=False)

@@ -19,12 +19,13 @@ from worker.provision import RECORD_OVERHEAD_BYTES
 from worker.settings import Settings
 
 STATS_SECONDS = 1.0
+START_TIMEOUT_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
 
 
-def build_broker(settings: Settings) -> Broker:
-    """The Kafka cluster of the settings; connects when its clients start."""
+def build_broker(settings: Settings, *, start_timeout_seconds: float = START_TIMEOUT_SECONDS) -> Broker:
+    """The Kafka cluster of the settings; connects when its clients start, which may take `start_timeout_seconds`."""
     password = settings.sasl_password
     return KafkaBroker(
         KafkaConnection(
@@ -35,6 +36,7 @@ def build_broker(settings: Settings) -> Broker:
             sasl_password=None if password is None else password.get_secret_value(),
             ssl_ca_file=None if settings.tls_ca_file is None else str(settings.tls_ca_file),
             max_message_bytes=settings.max_body_bytes + RECORD_OVERHEAD_BYTES,
+            start_timeout_seconds=start_timeout_seconds,
         )
     )
 

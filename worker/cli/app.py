@@ -1,20 +1,19 @@
 """The commands. Each reads its settings, calls one function of the worker, and prints."""
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from engine.api import PriorityClass
-from topics.attempts import AttemptReader, AttemptState, EventKind
 from worker import client
 from worker.cli.flags import LoadedSettings, with_settings
-from worker.errors import SettingsError
+from worker.cli.run import command_broker, run_command
+from worker.cli.submit import prompt_text, submit_prompt
 from worker.logs import configure_logs
 from worker.provision import DEFAULT_PARTITIONS, create_topics, topics_of
-from worker.serve import build_broker, serve
+from worker.serve import serve
 
 # `--max_num_seqs` and `--max-num-seqs` are the same flag.
 CONTEXT = {"token_normalize_func": lambda token: token.replace("_", "-"), "help_option_names": ["-h", "--help"]}
@@ -46,12 +45,14 @@ def demo(
     once: Annotated[bool, typer.Option("--once", help="No live view; end after the answers.")] = False,
     bootstrap: Annotated[str | None, typer.Option("--bootstrap", help="Use this Kafka.")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Use no Kafka at all.")] = False,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Write the view at the end to this SVG.")] = None,
 ) -> None:
     """Watch a small model answer Kafka prompts of three classes."""
     from worker.demo import run_demo
 
     configure_logs("warning", log_format=loaded.settings.log_format)
-    raise typer.Exit(asyncio.run(run_demo(loaded.settings, live=not once, bootstrap=bootstrap, memory=memory)))
+    showing = run_demo(loaded.settings, live=not once, bootstrap=bootstrap, memory=memory, picture=picture)
+    run_command(showing)
 
 
 @app.command(context_settings=CONTEXT)
@@ -63,30 +64,13 @@ def submit(
     priority: Annotated[PriorityClass, typer.Option("--priority")] = PriorityClass.STANDARD,
     max_tokens: Annotated[int, typer.Option("--max-tokens")] = 256,
     temperature: Annotated[float, typer.Option("--temperature")] = 0.0,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Cancel when it takes longer.")
+    ] = None,
 ) -> None:
     """Send one prompt and print its answer as it streams."""
-    text = file.read_text(encoding="utf-8") if file else prompt
-    text = sys.stdin.read() if text in (None, "-") else text
-    if not text or not text.strip():
-        raise SettingsError("the prompt is empty")
-    raise typer.Exit(asyncio.run(_submit(loaded, client.Prompt(text, priority, max_tokens, temperature))))
-
-
-async def _submit(loaded: LoadedSettings, prompt: client.Prompt) -> int:
-    answer, shown = AttemptReader(), False
-    print(f"request {prompt.request_id}", file=sys.stderr)
-    async for event in client.ask(build_broker(loaded.settings), loaded.settings.names, prompt, answer):
-        if event.kind is EventKind.SHOW and shown:
-            print("\n[a new attempt begins]", file=sys.stderr)
-        elif event.kind is EventKind.TEXT:
-            shown = True
-            print(event.text, end="", flush=True)
-    print()
-    if answer.state is AttemptState.ERROR:
-        error = answer.error or {}
-        print(f"{error.get('code')}: {error.get('message')}", file=sys.stderr)
-        return 1
-    return 0
+    asked = client.Prompt(prompt_text(prompt, file), priority, max_tokens, temperature)
+    run_command(submit_prompt(command_broker(loaded.settings), loaded.settings.names, asked, timeout))
 
 
 @app.command(context_settings=CONTEXT)
@@ -98,11 +82,11 @@ def tail(
     until_now: Annotated[bool, typer.Option("--until-now", help="End at the end of the topic.")] = False,
 ) -> None:
     """Print the records of a topic as they come."""
-    asyncio.run(_tail(loaded, topic or loaded.settings.names.replies, from_start=from_start, until_now=until_now))
+    run_command(_tail(loaded, topic or loaded.settings.names.replies, from_start=from_start, until_now=until_now))
 
 
 async def _tail(loaded: LoadedSettings, topic: str, *, from_start: bool, until_now: bool) -> None:
-    reader = build_broker(loaded.settings).reader([topic], from_beginning=from_start)
+    reader = command_broker(loaded.settings).reader([topic], from_beginning=from_start)
     try:
         await reader.start()
         while not (until_now and await reader.at_end()):
@@ -121,7 +105,7 @@ def cancel(
     loaded: LoadedSettings, request_id: Annotated[str, typer.Argument()], tenant: Annotated[str, typer.Option()] = ""
 ) -> None:
     """Ask the workers to stop a request."""
-    asyncio.run(client.cancel(build_broker(loaded.settings), loaded.settings.names, request_id, tenant=tenant))
+    run_command(client.cancel(command_broker(loaded.settings), loaded.settings.names, request_id, tenant=tenant))
 
 
 @topics_app.command("create", context_settings=CONTEXT)
@@ -132,7 +116,7 @@ def topics_create(
     """Create the topics that are missing."""
     settings = loaded.settings
     wanted = topics_of(settings.names, max_body_bytes=settings.max_body_bytes, num_partitions=partitions)
-    created = asyncio.run(create_topics(build_broker(settings).admin(), wanted))
+    created = asyncio.run(create_topics(command_broker(settings).admin(), wanted))
     for topic in wanted:
         print(f"{'created' if topic.name in created else 'exists '} {topic.name}")
 
@@ -147,7 +131,7 @@ def topics_list(loaded: LoadedSettings) -> None:
 
 
 async def _partition_counts(loaded: LoadedSettings) -> dict[str, int]:
-    admin = build_broker(loaded.settings).admin()
+    admin = command_broker(loaded.settings).admin()
     await admin.start()
     try:
         return await admin.partition_counts()
