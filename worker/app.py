@@ -12,20 +12,19 @@ The life of a request:
 """
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Protocol
+from functools import partial
 
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from engine.api import GenerationEngine, PriorityClass
 from topics.names import TopicNames
 from topics.routes import RouteTable
 from worker.assignment import Assignment
-from worker.backpressure import Backpressure, Thresholds
-from worker.broker.api import Broker, BrokerUnavailableError, Record
+from worker.backpressure import Backpressure
+from worker.broker.api import Broker, BrokerError, BrokerUnavailableError, Record
 from worker.cancel import CancelBook, CancelReader
+from worker.client_lifecycle import bounded, started
 from worker.clock import Clock
 from worker.committer import Committer
 from worker.dead_letter import DeadLetters
@@ -39,51 +38,13 @@ from worker.offsets import OffsetTracker
 from worker.replies.routes import ReplyRoutes
 from worker.replies.stream import CoalescePolicy
 from worker.shared_runs import SharedRuns
+from worker.subscription import Subscription
+from worker.tails import empty_tails
+from worker.worker_settings import WorkerSettings
 
-START_SECONDS = 60.0
+LEAVE_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
-
-
-class WorkerSettings(Protocol):
-    """The settings that the runtime reads; `worker.settings.Settings` has them."""
-
-    @property
-    def group_id(self) -> str: ...
-    @property
-    def prefix(self) -> str: ...
-    @property
-    def max_body_bytes(self) -> int: ...
-    @property
-    def reply_prefixes(self) -> tuple[str, ...]: ...
-    @property
-    def max_inflight_per_partition(self) -> int: ...
-    @property
-    def max_inflight_requests(self) -> int: ...
-    @property
-    def class_weights(self) -> Mapping[PriorityClass, float]: ...
-    @property
-    def thresholds(self) -> Mapping[PriorityClass, Thresholds]: ...
-    @property
-    def backpressure_dwell_seconds(self) -> float: ...
-    @property
-    def grace_seconds(self) -> float: ...
-    @property
-    def streaming_timeout_ms(self) -> int: ...
-    @property
-    def first_token_timeout_ms(self) -> int: ...
-    @property
-    def stream_coalesce_ms(self) -> int: ...
-    @property
-    def stream_coalesce_tokens(self) -> int: ...
-    @property
-    def reply_give_up_seconds(self) -> float: ...
-    @property
-    def max_replay_age_seconds(self) -> float: ...
-    @property
-    def from_beginning(self) -> bool: ...
-    @property
-    def max_output_tokens(self) -> int: ...
 
 
 class WorkerApp:
@@ -118,17 +79,20 @@ class WorkerApp:
             from_beginning=settings.from_beginning,
             max_replay_age_seconds=settings.max_replay_age_seconds,
         )
-        self._consumer = broker.consumer(settings.group_id, sorted(self._routes.topics), self._assignment)
-        self._committer = Committer(self._consumer, self._tracker)
-        self._assignment.bind(self._consumer, self._committer)
+        self._subscription = Subscription(
+            partial(broker.consumer, settings.group_id), self._assignment, self._routes, self._admin
+        )
+        self._committer = Committer(self._subscription, self._tracker)
+        self._assignment.bind(self._subscription, self._committer)
         self._intake = Intake(
-            self._consumer,
+            self._subscription,
             self._assignment,
             self._tracker,
             queue=FairQueue(settings.class_weights),
             backpressure=Backpressure(settings.thresholds, dwell_seconds=settings.backpressure_dwell_seconds),
             stats=engine.stats,
             class_of=self._class_of,
+            empty_tails=partial(empty_tails, broker),
             max_inflight_requests=settings.max_inflight_requests,
             clock=clock,
             observer=self._observer,
@@ -138,6 +102,11 @@ class WorkerApp:
     def tracker(self) -> OffsetTracker:
         """What runs and what may be committed, for health and tests."""
         return self._tracker
+
+    @property
+    def subscription(self) -> Subscription:
+        """Which topics are consumed."""
+        return self._subscription
 
     @property
     def ready(self) -> bool:
@@ -156,17 +125,19 @@ class WorkerApp:
         services = self._services()
         cancels = CancelReader(self._control, self._cancels)
         async with AsyncExitStack() as leaving:
-            for client in (self._admin, self._consumer, self._producer, self._control):
-                leaving.push_async_callback(client.stop)
-            leaving.push_async_callback(self._engine.close)
+            for client in (self._admin, self._subscription, self._producer, self._control):
+                leaving.push_async_callback(bounded, client.stop, LEAVE_SECONDS)
+            leaving.push_async_callback(bounded, self._engine.close, LEAVE_SECONDS)
             if not self._engine.health.ready:
                 await self._engine.start()
             for client in (self._admin, self._producer, self._control):
-                await _started(client)
+                await started(client)
             await cancels.catch_up()
-            await _started(self._consumer)
+            await started(self._subscription)
             async with asyncio.TaskGroup() as tasks:
-                background = [tasks.create_task(cancels.run()), tasks.create_task(self._committer.run())]
+                background = [
+                    tasks.create_task(work) for work in (cancels.run(), self._committer.run(), self._subscription.run())
+                ]
                 async with asyncio.TaskGroup() as jobs:
                     await self._intake.run(
                         lambda record, cls: self._admit(services, jobs, record, cls),
@@ -176,7 +147,7 @@ class WorkerApp:
                     await self._drain(None if until_end and not self._stop.is_set() else self._settings.grace_seconds)
                 for task in background:
                     task.cancel()
-            await self._committer.commit()
+            await self._commit_at_last(must=until_end and not self._stop.is_set())
 
     def _admit(self, services: JobServices, jobs: asyncio.TaskGroup, record: Record, cls: PriorityClass) -> None:
         task = jobs.create_task(self._serve(services, record, cls))
@@ -202,6 +173,16 @@ class WorkerApp:
         _, late = await asyncio.wait(running, timeout=grace_seconds)
         for task in late:
             task.cancel()
+
+    async def _commit_at_last(self, *, must: bool) -> None:
+        """The last commit, within the grace: what it does not reach is answered again by the next worker."""
+        try:
+            async with asyncio.timeout(min(LEAVE_SECONDS, self._settings.grace_seconds)):
+                await self._committer.commit()
+        except (BrokerError, TimeoutError) as error:
+            if must:
+                raise BrokerUnavailableError("the last commit was not acknowledged") from error
+            log.warning("the last commit was not acknowledged", error=type(error).__name__)
 
     def _class_of(self, topic: str) -> PriorityClass:
         route = self._routes.match(topic)
@@ -236,19 +217,3 @@ class WorkerApp:
                 coalesce=CoalescePolicy(settings.stream_coalesce_tokens, settings.stream_coalesce_ms / 1000),
             ),
         )
-
-
-class _Client(Protocol):
-    async def start(self) -> None: ...
-
-
-async def _started(client: _Client) -> None:
-    """Start a client of the broker, again and again for a while: a broker may come up after the worker."""
-    async for attempt in AsyncRetrying(
-        retry=retry_if_exception_type(BrokerUnavailableError),
-        stop=stop_after_delay(START_SECONDS),
-        wait=wait_random_exponential(multiplier=0.2, max=5.0),
-        reraise=True,
-    ):
-        with attempt:
-            await client.start()

@@ -71,4 +71,9 @@ class Assignment:
     @property
     def at_ends(self) -> bool:
         """Whether all that was there when each partition came to us has been polled."""
-        return self.known.is_set() and all(self.positions[tp] >= self.ends[tp] for tp in self.open)
+        return self.known.is_set() and not self.behind
+
+    @property
+    def behind(self) -> dict[TopicPartition, int]:
+        """Position of each open partition that was not polled to the end that was there when it came to us."""
+        return {tp: self.positions[tp] for tp in self.open if self.positions[tp] < self.ends[tp]}

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from engine.api import EngineStats, PriorityClass
 from worker.assignment import Assignment
@@ -16,6 +16,7 @@ from worker.offsets import OffsetTracker
 
 MAX_RECORDS_PER_POLL = 8
 IDLE_SECONDS = 0.05
+TAIL_SECONDS = 0.5
 BYTES_PER_TOKEN = 4
 
 SLOT_SHARE: Mapping[PriorityClass, float] = {
@@ -39,6 +40,7 @@ class Intake:
         backpressure: Backpressure,
         stats: Callable[[], EngineStats],
         class_of: Callable[[str], PriorityClass],
+        empty_tails: Callable[[Mapping[TopicPartition, int]], Awaitable[frozenset[TopicPartition]]],
         max_inflight_requests: int,
         clock: Clock,
         observer: Observer,
@@ -50,6 +52,7 @@ class Intake:
         self._backpressure = backpressure
         self._stats = stats
         self._class_of = class_of
+        self._empty_tails = empty_tails
         self._slots = {cls: math.ceil(max_inflight_requests * share) for cls, share in SLOT_SHARE.items()}
         self._clock = clock
         self._observer = observer
@@ -58,6 +61,7 @@ class Intake:
         self._empty: set[TopicPartition] = set()
         self._last_polled: dict[TopicPartition, int] = {}
         self._turn = 0
+        self._last_record = clock.now()
 
     @property
     def num_inflight(self) -> int:
@@ -69,6 +73,8 @@ class Intake:
         """Call `admit` for every new record until `stop`, or with `until_end` until the ends seen at the start."""
         while not stop.is_set() and not (until_end and self._assignment.at_ends):
             ready = self._ready()
+            if until_end:
+                await self._pass_gaps(ready)
             if not ready:
                 await self._wait_for_change()
                 continue
@@ -108,8 +114,19 @@ class Intake:
                 self._observer.record_polled(cls)
                 admit(record, cls)
         self._assignment.polled(tp, records[-1].offset + 1)
+        self._last_record = self._clock.now()
         tokens = sum(len(record.value or b"") // BYTES_PER_TOKEN + 1 for record in records)
         self._queue.charge(cls, tokens, self._clock.now())
+
+    async def _pass_gaps(self, ready: Mapping[PriorityClass, Collection[TopicPartition]]) -> None:
+        """Where polling brings nothing although an end is not reached: the end may be a gap, and is reached then."""
+        behind = self._assignment.behind
+        polled = {tp for tps in ready.values() for tp in tps}
+        if not behind or not behind.keys() <= polled or self._clock.now() - self._last_record < TAIL_SECONDS:
+            return
+        for tp in await self._empty_tails(behind):
+            self._assignment.polled(tp, self._assignment.ends[tp])
+        self._last_record = self._clock.now()
 
     def _ready(self) -> dict[PriorityClass, list[TopicPartition]]:
         paused = self._backpressure.update(self._stats().kv_utilisation, self._clock.now())

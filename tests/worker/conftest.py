@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
+import structlog
 
 from engine.scripted import ScriptedEngine
 from topics.attempts import AttemptReader
@@ -125,6 +126,13 @@ class Rig:
 
 def chat(text: str = "hello", **more: object) -> dict:
     return {"messages": [{"role": "user", "content": text}], **more}
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were():
+    """A test that sets the logs up leaves no logger behind that writes to a file which pytest has closed."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

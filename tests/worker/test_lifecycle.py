@@ -3,7 +3,8 @@ import asyncio
 import pytest
 
 from engine.scripted import ScriptedEngine
-from worker.broker.api import BrokerUnavailableError, TopicNotAvailableError
+from worker.broker.api import BrokerUnavailableError, TopicNotAvailableError, TopicPartition
+from worker.broker.memory import MemoryReader
 
 
 async def test_until_end_answers_and_commits_everything(rig, prompt):
@@ -106,3 +107,43 @@ async def test_two_workers_share_the_prompts_and_answer_each_once(rig, prompt):
                 await rig.until_replied(request_id)
     assert all(rig.answer(request_id) for request_id in ids)
     assert await rig.uncommitted() == {}
+
+
+async def test_a_stop_does_not_wait_for_a_broker_that_takes_no_commit(rig, prompt):
+    """The last commit is bounded by the grace; the prompt is answered and stays for redelivery."""
+    app = rig.app(grace_seconds=0.1)
+    async with asyncio.timeout(5):
+        async with rig.running(app):
+            rig.broker.stall("commit")
+            await rig.send(prompt(), x_request_id="r")
+            await rig.until_replied("r")
+    assert rig.answer("r")
+    assert await rig.uncommitted() != {}
+
+
+async def test_until_end_fails_when_its_last_commit_is_not_taken(rig, prompt):
+    """Exit code 0 says that all is committed."""
+    await rig.send(prompt(), x_request_id="r")
+    rig.broker.stall("commit")
+    with pytest.raises(BrokerUnavailableError):
+        await rig.serve_all(grace_seconds=0.1)
+
+
+async def test_until_end_ends_when_the_last_offsets_of_a_partition_are_a_gap(rig, prompt, monkeypatch):
+    """Compaction and control records leave offsets that no poll ever brings, also in a partition without a record."""
+
+    class ReaderOverGaps(MemoryReader):
+        async def at_end(self) -> bool:
+            return not self._available(1)
+
+    broker = rig.broker
+    monkeypatch.setattr(
+        broker,
+        "reader",
+        lambda topics, *, from_beginning: ReaderOverGaps(broker._cluster, topics, from_beginning=from_beginning),
+    )
+    tp = await rig.send(prompt(), x_request_id="r")
+    rig.broker.leave_gap(tp, 3)
+    rig.broker.leave_gap(TopicPartition(rig.names.prompts("bulk"), 1), 2)
+    await rig.serve_all()
+    assert rig.answer("r")

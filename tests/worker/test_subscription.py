@@ -1,0 +1,46 @@
+import pytest
+
+from topics.routes import Route, RouteTable
+from worker.broker.api import NewTopic
+from worker.subscription import UnequalPartitionsError
+
+
+async def test_unequal_partition_counts_are_refused_at_the_start(rig):
+    """The message names each topic and its count; not every worker would hold every class."""
+    await rig.broker.admin().delete_topics([rig.names.prompts("bulk")])
+    await rig.broker.create_topics(NewTopic(rig.names.prompts("bulk"), 3))
+    with pytest.raises(UnequalPartitionsError, match=r"prompts.bulk has 3.*prompts.standard has 2"):
+        await rig.serve_all()
+
+
+async def test_topics_that_a_pattern_matches_are_served_with_its_tenant(rig, prompt):
+    """A route of a regular expression, beside one of names."""
+    await rig.broker.create_topics(NewTopic("tenants.acme.prompts", 1), NewTopic("tenants.acme.other", 1))
+    routes = RouteTable(
+        routes=(
+            Route(topics=rig.names.all_prompts),
+            Route(pattern=r"tenants\.(?P<tenant>[a-z]+)\.prompts", reply_mode="chunks"),
+        )
+    )
+    await rig.producer.send("tenants.acme.prompts", b'{"messages":[{"role":"user","content":"hi"}]}')
+    await rig.send(prompt(), x_request_id="named")
+    await rig.serve_all(routes=routes)
+    assert rig.answer("tenants.acme.prompts-0-0")
+    assert len(rig.replies("tenants.acme.prompts-0-0")) > 1
+    assert rig.answer("named")
+
+
+async def test_a_topic_that_comes_later_is_served_and_what_runs_is_not_repeated(rig, prompt):
+    """The worker joins the group again with the new topic while a stream of an old one runs."""
+    routes = RouteTable(routes=(Route(topics=rig.names.all_prompts), Route(pattern=r"tenants\.[a-z]+")))
+    app = rig.app(routes=routes)
+    async with rig.running(app):
+        await rig.send(prompt("[[slow]] [[tokens=12]]", stream=True), x_request_id="old")
+        await rig.until_replied("old")
+        await rig.broker.create_topics(NewTopic("tenants.acme", 1))
+        await rig.producer.send("tenants.acme", b'{"messages":[{"role":"user","content":"hi"}]}')
+        await app.subscription.refresh()
+        await rig.until_replied("tenants.acme-0-0")
+    assert rig.answer("tenants.acme-0-0")
+    assert sum("x-final" in reply.headers for reply in rig.replies("old")) == 1
+    assert await rig.uncommitted() == {}

@@ -1,0 +1,126 @@
+"""The prompt topics of the routes as one consumer: named ones, and those that a pattern matches, new ones included."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import structlog
+
+from topics.routes import RouteTable
+from worker.broker.api import Admin, BrokerError, Consumer, OffsetCommit, RebalanceListener, Record, TopicPartition
+from worker.errors import WorkerError
+
+REFRESH_SECONDS = 30.0
+
+log = structlog.get_logger(__name__)
+
+
+class UnequalPartitionsError(WorkerError):
+    """The prompt topics have unequal partition counts, so that not every worker would hold every class."""
+
+
+def check_partition_counts(counts: Mapping[str, int]) -> None:
+    """Raises UnequalPartitionsError, which names the topics, unless all counts are equal."""
+    if len(set(counts.values())) > 1:
+        named = ", ".join(f"{topic} has {count}" for topic, count in sorted(counts.items()))
+        raise UnequalPartitionsError(
+            f"the prompt topics need equal partition counts, so that every worker holds every class: {named}"
+        )
+
+
+class Subscription:
+    """A `Consumer` of all topics of a route table. Topics named in it must have equal partition counts at the start;
+    where a route has a pattern, `run` looks for new topics and joins the group again with them."""
+
+    def __init__(
+        self,
+        join: Callable[[Sequence[str], RebalanceListener], Consumer],
+        listener: RebalanceListener,
+        routes: RouteTable,
+        admin: Admin,
+        *,
+        refresh_seconds: float = REFRESH_SECONDS,
+    ) -> None:
+        self._join = join
+        self._listener = listener
+        self._routes = routes
+        self._admin = admin
+        self._refresh_seconds = refresh_seconds
+        self._topics: frozenset[str] = frozenset()
+        self._consumer: Consumer | None = None
+        self._polling = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Raises UnequalPartitionsError and BrokerError."""
+        counts = await self._admin.partition_counts()
+        check_partition_counts({topic: counts[topic] for topic in self._routes.topics if topic in counts})
+        await self._subscribe(self._matching(counts))
+
+    async def run(self) -> None:
+        """Follow the patterns until cancelled; returns at once where there are none."""
+        if all(route.pattern is None for route in self._routes.routes):
+            return
+        while True:
+            await asyncio.sleep(self._refresh_seconds)
+            with contextlib.suppress(BrokerError):
+                await self.refresh()
+
+    async def refresh(self) -> None:
+        """Join the group again if topics came that a route matches. Raises BrokerError."""
+        topics = self._matching(await self._admin.partition_counts())
+        if topics <= self._topics:
+            return
+        async with self._polling:
+            log.info("new prompt topics", topics=sorted(topics - self._topics))
+            before = self._consumer
+            if before is not None:
+                await self._listener.on_revoked(before.assignment())
+                await before.stop()
+            await self._subscribe(topics)
+
+    async def stop(self) -> None:
+        if self._consumer is not None:
+            await self._consumer.stop()
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        return frozenset() if self._consumer is None else self._consumer.assignment()
+
+    async def poll(self, tp: TopicPartition, max_records: int, timeout_seconds: float) -> Sequence[Record]:
+        async with self._polling:
+            return await self._inner.poll(tp, max_records, timeout_seconds)
+
+    def pause(self, tps: Collection[TopicPartition]) -> None:
+        self._inner.pause(tps)
+
+    def resume(self, tps: Collection[TopicPartition]) -> None:
+        self._inner.resume(tps)
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        self._inner.seek(tp, offset)
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetCommit]) -> None:
+        await self._inner.commit(offsets)
+
+    async def committed(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, OffsetCommit | None]:
+        return await self._inner.committed(tps)
+
+    async def end_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self._inner.end_offsets(tps)
+
+    async def offsets_for_time(
+        self, tps: Collection[TopicPartition], timestamp_ms: int
+    ) -> dict[TopicPartition, int | None]:
+        return await self._inner.offsets_for_time(tps, timestamp_ms)
+
+    @property
+    def _inner(self) -> Consumer:
+        assert self._consumer is not None, "the consumer has not been started"
+        return self._consumer
+
+    def _matching(self, existing: Collection[str]) -> frozenset[str]:
+        return self._routes.topics | {topic for topic in existing if self._routes.match(topic) is not None}
+
+    async def _subscribe(self, topics: frozenset[str]) -> None:
+        self._topics = topics
+        self._consumer = self._join(sorted(topics), self._listener)  # in place before it starts: the listener uses it
+        await self._consumer.start()
