@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.cpu.native.build import VARIANTS, BuildError, build, build_all, cache_directory
+from kernels.cpu.native.build import VARIANTS, BuildError, build_all, build_variant, cache_directory
 from kernels.cpu.native.fakes import register_fakes
 from kernels.cpu.native.known_answers import wrong_answers
 from kernels.cpu.native.ops import NativeOps
@@ -50,7 +50,7 @@ def load_native() -> NativeOps | str:
         return f"no variant for this CPU ({platform.machine()})"
     variant = forced or supported[0]
     try:
-        library = build(variant, cache_directory())
+        library = build_variant(variant, cache_directory())
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     except (BuildError, OSError) as error:
         return str(error)

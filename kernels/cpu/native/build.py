@@ -48,7 +48,7 @@ def library_path(variant: str, directory: Path) -> Path:
     return directory / f"v4flash-{variant}-{digest.hexdigest()[:24]}.so"
 
 
-def build(variant: str, directory: Path) -> Path:
+def build_variant(variant: str, directory: Path) -> Path:
     """The library of a variant, compiled unless it is there already. Raises BuildError."""
     library = library_path(variant, directory)
     if library.exists():
@@ -68,7 +68,7 @@ def build(variant: str, directory: Path) -> Path:
 
 def build_all(directory: Path) -> list[Path]:
     """Both variants, whatever this machine's CPU is. Raises BuildError."""
-    return [build(variant, directory) for variant in VARIANTS]
+    return [build_variant(variant, directory) for variant in VARIANTS]
 
 
 @contextmanager

@@ -1,0 +1,258 @@
+"""Every native operation gives what plain torch gives in float32, on odd sizes, in both variants."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.api import TOLERANCES
+from kernels.cpu.native import NativeOps, load_native, supported_variants
+from kernels.cpu.native.build import library_path
+
+CACHE = Path(__file__).parents[2] / ".cache" / "kernels"
+DTYPES = [torch.float32, torch.bfloat16]
+both_dtypes = pytest.mark.parametrize("dtype", DTYPES)
+row_counts = pytest.mark.parametrize("num_rows", [1, 2, 3, 65])
+widths = pytest.mark.parametrize("width", [33, 576])
+
+
+@pytest.fixture(scope="module")
+def ops() -> NativeOps:
+    """The loaded operations; compiled at most once for a given source, into the tree's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("V4FLASH_KERNEL_CACHE", os.environ.get("V4FLASH_KERNEL_CACHE") or str(CACHE))
+        loaded = load_native()
+    if isinstance(loaded, str):
+        pytest.skip(f"no native operations: {loaded}")
+    return loaded
+
+
+def assert_near(ours: Tensor, twin: Tensor, op: str) -> None:
+    """Within the op's tolerance, which grows with the size of the values."""
+    difference = (ours.float() - twin.float()).abs()
+    assert not difference.isnan().any()
+    assert difference.max() <= TOLERANCES[op, ours.dtype] * max(1.0, float(twin.float().abs().max()) / 4)
+
+
+def assert_quantised(ours: tuple[Tensor, Tensor], twin: Tensor) -> None:
+    """Scales are the largest magnitude / 127; a value is off by half a step at most, and float rounding."""
+    rows, scales = ours
+    assert rows.dtype == torch.uint8
+    torch.testing.assert_close(scales, twin.abs().amax(1) / 127, rtol=1e-5, atol=1e-30)
+    assert ((rows.float() - 128) * scales[:, None] - twin).abs().max() <= 0.502 * scales.max()
+    assert rows.min() >= 1
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.float()
+
+
+@both_dtypes
+@row_counts
+@widths
+@torch.inference_mode()
+def test_the_norm_adds_its_scaled_delta_in_place(ops: NativeOps, dtype: torch.dtype, num_rows: int, width: int) -> None:
+    """With and without delta and scales, as floats and as quantised rows."""
+    torch.manual_seed(0)
+    residual, delta, weight = torch.randn(num_rows, width), torch.randn(num_rows, width).to(dtype), torch.randn(width)
+    scales = torch.rand(num_rows) + 0.5
+    for given_delta, given_scales in ((None, None), (delta, None), (delta, scales)):
+        added = torch.zeros(()) if given_delta is None else given_delta.float()
+        total = residual + added * (1 if given_scales is None else scales[:, None])
+        twin = normed(total, weight.to(dtype))
+        ours, other = residual.clone(), residual.clone()
+        result = ops.add_rms_norm(ours, given_delta, given_scales, weight.to(dtype), 1e-5)
+        assert result.dtype == dtype
+        assert_near(result, twin, "add_rms_norm")
+        torch.testing.assert_close(ours, total, rtol=1e-6, atol=1e-6)
+        assert_quantised(ops.add_rms_norm_int8(other, given_delta, given_scales, weight.to(dtype), 1e-5), twin)
+        assert torch.equal(ours, other)
+
+
+def sylvester(block: int) -> Tensor:
+    matrix = torch.ones(1, 1)
+    while len(matrix) < block:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix / block**0.5
+
+
+@both_dtypes
+@row_counts
+@torch.inference_mode()
+def test_the_gate_equals_its_twin(ops: NativeOps, dtype: torch.dtype, num_rows: int) -> None:
+    """Into both dtypes, with and without scales, very large and very small gates among them."""
+    torch.manual_seed(1)
+    gate_up, scales = torch.randn(num_rows, 2 * 37).to(dtype), torch.rand(num_rows) + 0.5
+    gate_up[0, :4] = torch.tensor([-200.0, 200.0, -90.0, 0.0])
+    for given in (None, scales):
+        gate, up = (gate_up.float() * (1 if given is None else scales[:, None])).chunk(2, -1)
+        for out in DTYPES:
+            assert_near(ops.silu_mul(gate_up, given, out), F.silu(gate) * up, "silu_mul")
+
+
+@both_dtypes
+@row_counts
+@pytest.mark.parametrize("hadamard", [0, 1, 2, 4, 16, 32, 64])
+@torch.inference_mode()
+def test_the_gate_rotates_blocks_before_it_quantises(
+    ops: NativeOps, dtype: torch.dtype, num_rows: int, hadamard: int
+) -> None:
+    """Sylvester's matrix over the root of its size, for every block that divides the row."""
+    torch.manual_seed(2)
+    width = max(hadamard, 1) * 3
+    gate_up, scales = torch.randn(num_rows, 2 * width).to(dtype), torch.rand(num_rows) + 0.5
+    gate, up = (gate_up.float() * scales[:, None]).chunk(2, -1)
+    block = max(hadamard, 1)
+    twin = ((F.silu(gate) * up).view(num_rows, -1, block) @ sylvester(block)).view(num_rows, width)
+    assert_quantised(ops.silu_mul_int8(gate_up, scales, hadamard), twin)
+
+
+def test_a_block_that_does_not_divide_the_row_is_refused(ops: NativeOps) -> None:
+    """The message names both sizes; no block but a power of two up to 64 is taken."""
+    with pytest.raises(RuntimeError, match="rows of 12 do not divide into blocks of 8"):
+        ops.silu_mul_int8(torch.ones(2, 24), None, 8)
+    for block in (-1, 3, 128):
+        with pytest.raises(RuntimeError, match="power of two"):
+            ops.silu_mul_int8(torch.ones(2, 768), None, block)
+
+
+@both_dtypes
+@row_counts
+@widths
+@torch.inference_mode()
+def test_rows_are_quantised_each_by_itself(ops: NativeOps, dtype: torch.dtype, num_rows: int, width: int) -> None:
+    """Zeros stay exact, halves go to the even neighbour, and a row with NaN poisons its own scale only."""
+    torch.manual_seed(3)
+    x = torch.randn(num_rows, width).to(dtype)
+    x[0] = 0
+    assert_quantised(ops.quantise_rows(x), x.float())
+    assert (ops.quantise_rows(x)[0][0] == 128).all()
+    halves = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -127.0]]).to(dtype)
+    assert ops.quantise_rows(halves)[0].tolist() == [[255, 128, 130, 130, 128, 126, 1]]
+    poisoned = x.clone()
+    poisoned[-1, -1] = float("nan")
+    rows, scales = ops.quantise_rows(poisoned)
+    assert scales.isnan().tolist() == [False] * (num_rows - 1) + [True]
+    assert torch.equal(rows[:-1], ops.quantise_rows(x)[0][:-1])
+
+
+@both_dtypes
+@pytest.mark.parametrize("x_dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4])
+@pytest.mark.parametrize(("width", "num_outputs"), [(33, 5), (576, 67), (1536, 16)])
+@torch.inference_mode()
+def test_matvec_equals_the_product(
+    ops: NativeOps, dtype: torch.dtype, x_dtype: torch.dtype, num_rows: int, width: int, num_outputs: int
+) -> None:
+    """Summed in float32, for every pair of dtypes; more than four rows are refused."""
+    torch.manual_seed(4)
+    x, weight = torch.randn(num_rows, width).to(x_dtype), torch.randn(num_outputs, width).to(dtype)
+    twin = x.double() @ weight.double().T
+    torch.testing.assert_close(ops.matvec(x, weight).double(), twin, rtol=1e-5, atol=2e-4)
+    with pytest.raises(RuntimeError, match="at most 4 rows"):
+        ops.matvec(torch.ones(5, width), weight)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4])
+@pytest.mark.parametrize(("width", "num_outputs"), [(33, 5), (576, 67)])
+@torch.inference_mode()
+def test_int8_matvec_is_exact(ops: NativeOps, num_rows: int, width: int, num_outputs: int) -> None:
+    """Bytes of all sizes, 255 times 127 among them, equal the product of integers times the scales."""
+    torch.manual_seed(5)
+    x = torch.randint(0, 256, (num_rows, width), dtype=torch.uint8)
+    weight = torch.randint(-128, 128, (num_outputs, width), dtype=torch.int8)
+    x[0], weight[0] = 255, 127
+    exact = (x.long() - 128) @ weight.long().T
+    assert torch.equal(ops.matvec(x, weight), exact.float())
+    scales, row_scales = torch.rand(num_outputs), torch.rand(num_rows)
+    twin = exact * scales.double() * row_scales.double()[:, None]
+    torch.testing.assert_close(ops.matvec(x, weight, scales, row_scales).double(), twin, rtol=1e-6, atol=1e-6)
+
+
+def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
+    """Schemas say what is mutated, and the shapes for tracing are right."""
+    v4flash, x, gate_up = torch.ops.v4flash, torch.randn(3, 32), torch.randn(3, 64)
+    norm = (x.clone(), x, torch.ones(3), torch.ones(32), 1e-5)
+    rotary = (torch.randn(3, 32), None, *torch.randn(2, 3, 4), torch.arange(3), torch.zeros(2, 1, 2, 1, 4, 8), 0, 2)
+    int32 = {"dtype": torch.int32}
+    tables = (torch.tensor([0, 3], **int32), torch.tensor([5], **int32), torch.tensor([[1, 0]], **int32))
+    attention = (torch.randn(3, 2, 8), torch.randn(2, 1, 2, 1, 4, 8), 0, *tables, torch.empty(0, 3, **int32))
+    for op, args in (
+        (v4flash.add_rms_norm, norm),
+        (v4flash.add_rms_norm_int8, norm),
+        (v4flash.silu_mul, (gate_up, None, torch.bfloat16)),
+        (v4flash.silu_mul_int8, (gate_up, None, 16)),
+        (v4flash.quantise_rows, (x,)),
+        (v4flash.rotary_write_kv, (*rotary, None, None, 0.0)),
+        (v4flash.attention, attention),
+        (v4flash.matvec, (x, torch.randn(7, 32), None, None)),
+    ):
+        torch.library.opcheck(op.default, args)
+
+
+def test_the_other_variant_passes_too(ops: NativeOps) -> None:
+    """One library a process: a child with V4FLASH_ISA runs this folder's native tests on each other variant."""
+    others = [variant for variant in supported_variants() if variant != ops.isa]
+    if os.environ.get("V4FLASH_ISA") or not others:
+        pytest.skip("this CPU has one variant, or V4FLASH_ISA names it")
+    for variant in others:
+        environment = os.environ | {"V4FLASH_ISA": variant}
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, TESTS)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+TESTS = [Path(__file__), Path(__file__).with_name("test_native_attention.py")]
+
+
+def child(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", f"from kernels.cpu.native import load_native\n{code}"],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def test_an_impossible_variant_is_an_error_and_none_a_reason() -> None:
+    """A typing error in V4FLASH_ISA is never taken for a wish."""
+    assert "V4FLASH_ISA=v9: choose from v3, v4, none" in child("load_native()", V4FLASH_ISA="v9")
+    assert child("print(load_native())", V4FLASH_ISA="none").strip() == "V4FLASH_ISA=none"
+
+
+def test_without_a_compiler_the_reason_is_given(tmp_path: Path) -> None:
+    """Nothing is raised: the caller goes on with what torch has, and says why."""
+    out = child("print(load_native())", PATH=str(tmp_path), CXX="", V4FLASH_ISA="", V4FLASH_KERNEL_CACHE=str(tmp_path))
+    if supported_variants():
+        assert "no C++ compiler" in out
+    else:
+        assert "no variant" in out
+
+
+def test_a_failing_compiler_is_a_reason_with_its_words(tmp_path: Path) -> None:
+    """The first lines of what the compiler said reach the log; no half-made library stays."""
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho out of cheese >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    if not supported_variants():
+        pytest.skip("no variant for this CPU")
+    out = child("print(load_native())", CXX=str(compiler), V4FLASH_ISA="", V4FLASH_KERNEL_CACHE=str(tmp_path / "cache"))
+    assert "out of cheese" in out
+    assert list((tmp_path / "cache").glob("*.so")) == []
+
+
+def test_a_changed_source_makes_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name is a digest of sources, torch's version and variant."""
+    (tmp_path / "a.cpp").write_text("int a;")
+    monkeypatch.setattr("kernels.cpu.native.build._SOURCES", tmp_path)
+    first = library_path("v3", tmp_path)
+    assert library_path("v4", tmp_path) != first
+    (tmp_path / "a.cpp").write_text("int b;")
+    assert library_path("v3", tmp_path) != first
