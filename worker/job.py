@@ -62,6 +62,8 @@ class Job:
         finally:
             if self._leads is not None:
                 self._services.runs.end(self._leads, told=told)
+            if self._replier is not None:
+                await self._replier.close()
 
     async def _run(self) -> None:
         try:
@@ -119,6 +121,7 @@ class Job:
                 await self._generate(run.follow(), watch, replier)
                 return "duplicate", Usage(0, 0)
             except RunLost:
+                await replier.close()
                 self._attempt = uuid.uuid4().hex
 
     async def _generate(self, source: AsyncIterator[Delta], watch: DeltaWatch, replier: Replier) -> Usage:

@@ -1,8 +1,14 @@
+import asyncio
+
 import pytest
 
-from engine.api import ChatMessage
+from engine.api import ChatMessage, Delta, FinishReason
 from engine.scripted import ScriptedEngine, scripted_answer
+from topics.replies import ReplyContext
 from worker.broker.api import NewTopic
+from worker.clock import SystemClock
+from worker.replies.api import ReplyUndeliverable
+from worker.replies.stream import CoalescePolicy, StreamReplier
 
 
 @pytest.mark.parametrize("cls", ["urgent", "standard", "bulk"])
@@ -84,3 +90,96 @@ async def test_several_choices_each_end_once(rig, prompt):
     choices = [reply.body["choices"][0] for reply in rig.replies("r")]
     assert sorted(c["index"] for c in choices if c["finish_reason"]) == [0, 1, 2]
     assert sorted(c["index"] for c in choices if c["delta"].get("role")) == [0, 1, 2]
+
+
+class Turnstile:
+    """A clock for the scripted engine that lets so many tokens through, and the rest when it opens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._left = num_tokens
+        self.opened = asyncio.Event()
+
+    async def __call__(self, seconds: float) -> None:
+        self._left -= 1
+        if self._left < 0:
+            await self.opened.wait()
+
+
+async def test_held_text_is_sent_in_its_time_although_no_token_follows(rig, prompt):
+    """The second and third token wait for more to send together, and not for ever."""
+    gate = Turnstile(3)
+    app = rig.app(ScriptedEngine(sleep=gate), stream_coalesce_ms=30, stream_coalesce_tokens=100)
+    async with rig.running(app):
+        await rig.send(prompt("[[tokens=6]]", stream=True), x_request_id="r")
+        await rig.until_replied("r", 2)
+        assert len(rig.replies("r")[1].body["choices"][0]["delta"]["content"]) == 2
+        gate.opened.set()
+        await rig.until_replied("r", 3)
+    assert [int(reply.headers["x-seq"]) for reply in rig.replies("r")] == list(range(len(rig.replies("r"))))
+    assert len(rig.answer("r")) == 6
+
+
+class FailingSink:
+    """Takes one record, then none."""
+
+    def __init__(self) -> None:
+        self.num_taken = 0
+        self.failed = asyncio.Event()
+
+    async def send(self, record: object) -> None:
+        if self.num_taken:
+            self.failed.set()
+            raise ReplyUndeliverable
+        self.num_taken += 1
+
+
+async def test_what_the_timer_meets_is_raised_by_the_next_call():
+    """A failure to send held text is not lost."""
+    sink = FailingSink()
+    context = ReplyContext("r", "a", "/v1/chat/completions", "m", 0)
+    replier = StreamReplier(context, sink, clock=SystemClock(), policy=CoalescePolicy(100, 0.01), whole=False)
+    await replier.send(Delta(0, "a", (1,)))
+    await replier.send(Delta(0, "b", (2,)))
+    await sink.failed.wait()
+    with pytest.raises(ReplyUndeliverable):
+        await replier.send(Delta(0, "c", (3,)))
+    await replier.close()
+
+
+class Saying(ScriptedEngine):
+    """Says a text, one byte a token, whatever the prompt."""
+
+    def __init__(self, text: str, **how: object) -> None:
+        super().__init__(**how)
+        self._says = text
+
+    def _choice(self, request, index):
+        choice = super()._choice(request, index)
+        choice.tokens, choice.end = self._says.encode(), FinishReason.STOP
+        return choice
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 8])
+@pytest.mark.parametrize("mode", ["final", "chunks", "both"])
+async def test_a_character_of_several_tokens_is_never_split(rig, prompt, mode, num_tokens):
+    """Emoji of four bytes, one of them of several code points: no chunk shows half of one, the whole text comes."""
+    said = "ok 🙂 née 👩‍🚀!"
+    await rig.send(prompt(), x_request_id="r", x_reply_mode=mode)
+    await rig.serve_all(Saying(said), stream_coalesce_ms=60_000, stream_coalesce_tokens=num_tokens)
+    assert rig.answer("r") == said
+    assert not any("\ufffd" in reply.record.value.decode() for reply in rig.replies("r"))
+
+
+@pytest.mark.parametrize("mode", ["final", "chunks", "both"])
+async def test_a_stop_string_over_several_chunks_is_never_shown(rig, prompt, mode):
+    """One token a chunk: a beginning that turns out not to be the stop string is shown, the stop string is not."""
+    await rig.send(prompt(stop=["END🙂"]), x_request_id="r", x_reply_mode=mode)
+    await rig.serve_all(Saying("an ENDing, then END🙂 and more"), stream_coalesce_tokens=1)
+    assert rig.answer("r") == "an ENDing, then "
+    assert rig.replies("r")[-1].body["choices"][0]["finish_reason"] == "stop"
+    shown = "".join(
+        reply.body["choices"][0]["delta"].get("content", "")
+        for reply in rig.replies("r")
+        if "delta" in reply.body["choices"][0]
+    )
+    assert shown in ("", "an ENDing, then ")

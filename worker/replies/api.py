@@ -44,10 +44,13 @@ class Replier(Protocol):
     """Turns the deltas of one attempt into reply records. After `finish` or `fail` nothing more is sent."""
 
     async def send(self, delta: Delta) -> None:
-        """Take new text; may keep it back to send it with what follows."""
+        """Take new text; may keep it back for a while to send it with what follows."""
 
     async def finish(self) -> Usage:
         """Send the terminal record; returns when it is acknowledged."""
 
     async def fail(self, failure: Failure) -> None:
         """Send the terminal error; returns when it is acknowledged."""
+
+    async def close(self) -> None:
+        """Leave nothing behind that would still send; idempotent."""

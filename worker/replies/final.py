@@ -71,6 +71,9 @@ class FinalReplier:
     async def fail(self, failure: Failure) -> None:
         await self._sink.send(failure_record(self._context, 0, failure))
 
+    async def close(self) -> None:
+        """It keeps no timer."""
+
 
 def failure_record(context: ReplyContext, seq: int, failure: Failure) -> tuple[bytes, tuple[tuple[str, bytes], ...]]:
     """The terminal error record of a failure."""

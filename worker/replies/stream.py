@@ -1,5 +1,7 @@
 """Modes `chunks` and `both`: text while it is generated, small deltas sent together."""
 
+import asyncio
+import contextlib
 from dataclasses import dataclass, field
 
 from engine.api import Delta, TokenLogprob, Usage
@@ -32,7 +34,8 @@ class StreamReplier:
     """The first text of a choice is sent at once; a choice's end is never kept back.
 
     With `whole` the last record is the whole answer and every chunk before it is a plain chunk (mode `both`); without
-    it the last chunk is the terminal record. Text is held until the next delta at most.
+    it the last chunk is the terminal record. Held text is sent within `max_seconds` also when nothing follows it: a
+    timer, set only while text is held, sends it in a task that the next call here or `close` awaits.
     """
 
     def __init__(
@@ -46,8 +49,11 @@ class StreamReplier:
         self._answer = Answer()
         self._pending: dict[int, _Pending] = {}
         self._seq = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._late: asyncio.Task[None] | None = None
 
     async def send(self, delta: Delta) -> None:
+        await self._settle()
         self._answer.add(delta)
         pending = self._pending.setdefault(delta.index, _Pending())
         pending.text += delta.text
@@ -57,8 +63,11 @@ class StreamReplier:
         last = delta.usage is not None
         if not (last and not self._whole) and self._is_due(pending):
             await self._flush(delta.index, pending, final=False)
+        if not last:
+            self._set_timer()
 
     async def finish(self) -> Usage:
+        await self._settle()
         usage = self._answer.usage
         if self._whole:
             for index, pending in sorted(self._pending.items()):
@@ -75,7 +84,43 @@ class StreamReplier:
         return usage
 
     async def fail(self, failure: Failure) -> None:
+        await self._settle()
         await self._emit(failure_record(self._context, self._seq, failure))
+
+    async def close(self) -> None:
+        self._stop_timer()
+        late, self._late = self._late, None
+        if late is not None:
+            late.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await late
+
+    async def _settle(self) -> None:
+        """Nothing is sent by the timer from here on; raises what it met."""
+        self._stop_timer()
+        if self._late is not None:
+            late, self._late = self._late, None
+            await late
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        due = [held.sent_at for held in self._pending.values() if held.text]
+        if due:
+            seconds = min(due) + self._policy.max_seconds - self._clock.now()
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self._send_late)
+
+    def _send_late(self) -> None:
+        self._timer = None
+        self._late = asyncio.get_running_loop().create_task(self._flush_held())
+
+    async def _flush_held(self) -> None:
+        for index, pending in sorted(self._pending.items()):
+            if pending.text:
+                await self._flush(index, pending, final=False)
 
     def _is_due(self, pending: _Pending) -> bool:
         if pending.ended:
