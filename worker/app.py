@@ -68,6 +68,7 @@ class WorkerApp:
         self._routes = routes or RouteTable.default(self._names)
         self._stop = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
+        self._classes: dict[str, PriorityClass] = {}
         self._producer = broker.producer()
         self._admin = broker.admin()
         self._control = broker.reader([self._names.control], from_beginning=True)
@@ -185,8 +186,10 @@ class WorkerApp:
             log.warning("the last commit was not acknowledged", error=type(error).__name__)
 
     def _class_of(self, topic: str) -> PriorityClass:
-        route = self._routes.match(topic)
-        return PriorityClass.STANDARD if route is None else PriorityClass(route.priority)
+        if topic not in self._classes:  # asked for every partition before every poll
+            route = self._routes.match(topic)
+            self._classes[topic] = PriorityClass.STANDARD if route is None else PriorityClass(route.priority)
+        return self._classes[topic]
 
     def _services(self) -> JobServices:
         settings, names = self._settings, self._names

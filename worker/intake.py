@@ -16,7 +16,7 @@ from worker.offsets import OffsetTracker
 
 MAX_RECORDS_PER_POLL = 8
 IDLE_SECONDS = 0.05
-TAIL_SECONDS = 0.5
+TAIL_SECONDS = 2.0
 BYTES_PER_TOKEN = 4
 
 SLOT_SHARE: Mapping[PriorityClass, float] = {
@@ -61,7 +61,7 @@ class Intake:
         self._empty: set[TopicPartition] = set()
         self._last_polled: dict[TopicPartition, int] = {}
         self._turn = 0
-        self._last_record = clock.now()
+        self._quiet_since: float | None = None
 
     @property
     def num_inflight(self) -> int:
@@ -114,7 +114,7 @@ class Intake:
                 self._observer.record_polled(cls)
                 admit(record, cls)
         self._assignment.polled(tp, records[-1].offset + 1)
-        self._last_record = self._clock.now()
+        self._quiet_since = None
         tokens = sum(len(record.value or b"") // BYTES_PER_TOKEN + 1 for record in records)
         self._queue.charge(cls, tokens, self._clock.now())
 
@@ -122,11 +122,14 @@ class Intake:
         """Where polling brings nothing although an end is not reached: the end may be a gap, and is reached then."""
         behind = self._assignment.behind
         polled = {tp for tps in ready.values() for tp in tps}
-        if not behind or not behind.keys() <= polled or self._clock.now() - self._last_record < TAIL_SECONDS:
-            return
-        for tp in await self._empty_tails(behind):
-            self._assignment.polled(tp, self._assignment.ends[tp])
-        self._last_record = self._clock.now()
+        if not behind or not behind.keys() <= polled:
+            self._quiet_since = None
+        elif self._quiet_since is None:
+            self._quiet_since = self._clock.now()
+        elif self._clock.now() - self._quiet_since >= TAIL_SECONDS:
+            for tp in await self._empty_tails(behind):
+                self._assignment.polled(tp, self._assignment.ends[tp])
+            self._quiet_since = None
 
     def _ready(self) -> dict[PriorityClass, list[TopicPartition]]:
         paused = self._backpressure.update(self._stats().kv_utilisation, self._clock.now())

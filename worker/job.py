@@ -2,8 +2,10 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import TypeVar, cast
 
 import structlog
 
@@ -27,6 +29,10 @@ from worker.replies.table import REPLIERS
 from worker.shared_runs import RunKey, RunLost, SharedRun
 from worker.translate import translate
 from worker.watch import DeltaWatch
+
+SMALL_BODY_BYTES = 4096
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -84,9 +90,7 @@ class Job:
         services, record = self._services, self._record
         self._destination = await services.routes.resolve(record, self._headers, self._route, self._request_id)
         headers = parse_headers(record.headers)
-        prompt = await asyncio.to_thread(
-            decode, record.value, headers, request_id=self._request_id, max_body_bytes=services.limits.max_body_bytes
-        )
+        prompt = await self._off_the_loop(partial(self._decode, headers))
         if services.identities.conflicts(self._tenant, self._request_id, record.value or b""):
             raise RequestIdConflict
         watch = self._watch(headers)
@@ -105,7 +109,7 @@ class Job:
         key = RunKey.of(self._tenant, self._request_id, prompt.operation, self._record.value or b"")
         route = (self._destination, mode, self._headers.correlation_header, self._headers.correlation_id)
         while True:
-            request = await asyncio.to_thread(self._translate, prompt, headers)
+            request = await self._off_the_loop(partial(self._translate, prompt, headers))
             replier = self._replier = self._make_replier(mode, prompt)
             self._leads = runs.lead(key, route)
             if self._leads is not None:
@@ -125,7 +129,8 @@ class Job:
                 self._attempt = uuid.uuid4().hex
 
     async def _generate(self, source: AsyncIterator[Delta], watch: DeltaWatch, replier: Replier) -> Usage:
-        async with _closing(source) as deltas:
+        # closing aborts the request in the engine
+        async with aclosing(cast(AsyncGenerator[Delta, None], source)) as deltas:
             while (delta := await watch.next(deltas)) is not None:
                 if self._first_token is None:
                     self._first_token = self._services.clock.now() - self._began
@@ -133,6 +138,16 @@ class Job:
                     self._leads.add(delta)
                 await replier.send(delta)
         return await replier.finish()
+
+    async def _off_the_loop(self, work: Callable[[], T]) -> T:
+        """Run `work` in a thread, unless the record is so small that the way there costs more than the work."""
+        size = len(self._record.value or b"")
+        packed = self._headers.content_encoding is not None
+        return await asyncio.to_thread(work) if packed or size > SMALL_BODY_BYTES else work()
+
+    def _decode(self, headers: RequestHeaders) -> PromptRequest:
+        limit = self._services.limits.max_body_bytes
+        return decode(self._record.value, headers, request_id=self._request_id, max_body_bytes=limit)
 
     def _translate(self, prompt: PromptRequest, headers: RequestHeaders) -> GenerateRequest:
         classes = list(PriorityClass)
@@ -166,6 +181,7 @@ class Job:
             yield
         finally:
             self._services.cancels.forget(key, watch.cancel)
+            watch.close()
 
     def _reply_mode(self, prompt: PromptRequest, headers: RequestHeaders) -> ReplyMode:
         if headers.reply_mode is not None:
@@ -233,14 +249,3 @@ class Job:
 def _unexpected(error: Exception) -> Exception | None:
     failure = failure_of(error)
     return error if failure is not None and failure.code == "internal_error" else None
-
-
-@asynccontextmanager
-async def _closing(deltas: AsyncIterator[Delta]) -> AsyncIterator[AsyncIterator[Delta]]:
-    """Closes the iterator on every way out, which aborts the request in the engine."""
-    try:
-        yield deltas
-    finally:
-        close = getattr(deltas, "aclose", None)
-        if close is not None:
-            await close()

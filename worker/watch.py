@@ -11,7 +11,8 @@ from worker.ended import DeadlineExceeded, RequestCancelled, StreamStalled
 class DeltaWatch:
     """Interrupts only the wait for the engine, never a reply on its way, so that a sent record is always counted.
 
-    `deadline` is monotonic seconds of the clock. Time to the first token has its own limit.
+    `deadline` is monotonic seconds of the clock. Time to the first token has its own limit. One timer serves many
+    waits: it is set again only when it fires too early, or would fire too late. `close` ends it.
     """
 
     def __init__(
@@ -23,6 +24,14 @@ class DeltaWatch:
         self._between = between_tokens_seconds
         self._cancelled = False
         self._scope: asyncio.Timeout | None = None
+        self._until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Leave no timer behind; idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def cancel(self) -> None:
         """End the wait that runs, or the next one, with RequestCancelled."""
@@ -43,8 +52,9 @@ class DeltaWatch:
         seconds = self._limit
         if self._deadline is not None:
             seconds = min(seconds, self._deadline - self._clock.now())
+        self._expect_within(seconds)
         try:
-            async with asyncio.timeout(seconds) as self._scope:
+            async with asyncio.timeout(None) as self._scope:
                 delta = await anext(deltas, None)
         except TimeoutError:
             self.check()
@@ -53,3 +63,20 @@ class DeltaWatch:
             self._scope = None
         self._limit = self._between
         return delta
+
+    def _expect_within(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._until = loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._until:
+            self.close()
+            self._timer = loop.call_at(self._until, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        if self._scope is None:
+            return  # nobody waits; the next wait sets it again
+        if loop.time() >= self._until:
+            self._scope.reschedule(loop.time())
+        else:
+            self._timer = loop.call_at(self._until, self._ring)

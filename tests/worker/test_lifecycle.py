@@ -142,6 +142,7 @@ async def test_until_end_ends_when_the_last_offsets_of_a_partition_are_a_gap(rig
         "reader",
         lambda topics, *, from_beginning: ReaderOverGaps(broker._cluster, topics, from_beginning=from_beginning),
     )
+    monkeypatch.setattr("worker.intake.TAIL_SECONDS", 0.05)
     tp = await rig.send(prompt(), x_request_id="r")
     rig.broker.leave_gap(tp, 3)
     rig.broker.leave_gap(TopicPartition(rig.names.prompts("bulk"), 1), 2)

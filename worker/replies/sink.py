@@ -20,19 +20,29 @@ class BrokerSink:
         self._give_up_seconds = give_up_seconds
 
     async def send(self, record: ReplyRecord) -> None:
-        value, headers = record
-        to = self._destination
         try:
-            async for attempt in AsyncRetrying(
-                retry=retry_if_exception(_worth_retrying),
-                stop=stop_after_delay(self._give_up_seconds),
-                wait=wait_random_exponential(multiplier=0.05, max=2.0),
-            ):
-                with attempt:
-                    await self._producer.send(to.topic, value, key=to.key, headers=headers, partition=to.partition)
+            try:
+                await self._send(record)  # nearly always enough, and cheaper than a retry loop around it
+            except BrokerError as error:
+                if not _worth_retrying(error):
+                    raise
+                await self._send_again(record)
         except (MessageTooLargeError, ProducerWedgedError):
             raise
         except RetryError as error:
             raise ReplyUndeliverable(f"no acknowledgement within {self._give_up_seconds} s") from error
         except BrokerError as error:
             raise ReplyUndeliverable(str(error) or type(error).__name__) from error
+
+    async def _send(self, record: ReplyRecord) -> None:
+        value, headers = record
+        to = self._destination
+        await self._producer.send(to.topic, value, key=to.key, headers=headers, partition=to.partition)
+
+    async def _send_again(self, record: ReplyRecord) -> None:
+        wait = wait_random_exponential(multiplier=0.05, max=2.0)
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception(_worth_retrying), stop=stop_after_delay(self._give_up_seconds), wait=wait
+        ):
+            with attempt:
+                await self._send(record)
