@@ -1,4 +1,4 @@
-"""A client for benchmarks: sends prompts to a real Kafka at once, follows the shared reply topic, reads it from the start.
+"""A client for benchmarks: sends prompts to a real Kafka at once and follows the shared reply topic.
 
 It uses the Kafka client library bare, so that what it costs is small and is not the worker's.
 """
@@ -13,7 +13,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from topics.attempts import AttemptReader, AttemptState
 from topics.names import TopicNames
-from worker.provision import DEFAULT_PARTITIONS
+from worker.broker.kafka import KafkaBroker, KafkaConnection
+from worker.provision import DEFAULT_PARTITIONS, create_topics, topics_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,11 @@ class LoadClient:
                     if replies[request_id].num_terminal:
                         open_ids.discard(request_id)
         return replies
+
+
+async def make_topics(bootstrap: str, names: TopicNames) -> None:
+    broker = KafkaBroker(KafkaConnection(bootstrap))
+    await create_topics(broker.admin(), topics_of(names, max_body_bytes=4 << 20))
 
 
 def _by_request(batches: dict[Any, list[Any]]) -> Iterator[tuple[str, Any]]:

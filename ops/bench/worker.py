@@ -23,31 +23,18 @@ HERE = str(Path(__file__).parent)
 sys.path = [entry for entry in sys.path if entry != HERE] + [str(Path(__file__).parents[2]), HERE]
 sys.path.append(str(Path(__file__).parents[1] / "kafka"))
 
+from alone import ALONE, measure_alone  # noqa: E402
 from broker import KafkaServer  # noqa: E402
 from direct import serve_direct  # noqa: E402
-from load import Ask, LoadClient, Reply  # noqa: E402
-from processes import CpuLog, cpu_seconds, start_worker  # noqa: E402
+from load import Ask, LoadClient, make_topics  # noqa: E402
+from processes import cpu_seconds, start_worker  # noqa: E402
 from workloads import corpus, make  # noqa: E402
 
-from engine.api import ChatMessage  # noqa: E402
 from engine.checkpoint.bundled import bundled_model_path  # noqa: E402
-from engine.scripted import ScriptedEngine, scripted_answer  # noqa: E402
 from engine.text.tokenizer import load_tokenizer  # noqa: E402
 from topics.names import TopicNames  # noqa: E402
-from worker.broker.kafka import KafkaBroker, KafkaConnection  # noqa: E402
-from worker.provision import create_topics, topics_of  # noqa: E402
 
 NUM_OUT = 64
-ALONE = {
-    "final, 16 tokens": {"mode": "final", "num_prompts": 4000, "num_tokens": 16, "coalesce": 8},
-    "chunks, 64 tokens, 8 a chunk": {"mode": "chunks", "num_prompts": 1500, "num_tokens": 64, "coalesce": 8},
-    "chunks, 64 tokens, 1 a chunk": {"mode": "chunks", "num_prompts": 400, "num_tokens": 64, "coalesce": 1},
-}
-
-
-async def make_topics(bootstrap: str, names: TopicNames) -> None:
-    broker = KafkaBroker(KafkaConnection(bootstrap))
-    await create_topics(broker.admin(), topics_of(names, max_body_bytes=4 << 20))
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
@@ -141,63 +128,6 @@ async def measure_w2(server: KafkaServer, folder: Path, options: argparse.Namesp
     report["ratios"] = [d["seconds"] / k["seconds"] for d, k in zip(*runs.values(), strict=True)]
     report["ratio"] = statistics.median(report["ratios"])
     return report
-
-
-async def measure_alone(server: KafkaServer, folder: Path, shape: str, number: int) -> dict[str, Any]:
-    """A backlog that is there before the worker starts; rates are between the broker's first and last reply stamps."""
-    what: dict[str, Any] = ALONE[shape]
-    names = TopicNames(f"bench-{number}")
-    await make_topics(server.bootstrap_servers, names)
-    content = f"[[tokens={what['num_tokens']}]]"
-    asks = [
-        Ask(
-            f"r{index}",
-            "/v1/chat/completions",
-            what["mode"],
-            {"messages": [{"role": "user", "content": f"{index} {content}"}], "max_tokens": what["num_tokens"]},
-        )
-        for index in range(what["num_prompts"])
-    ]
-    async with LoadClient(server.bootstrap_servers, names) as client:
-        await client.send(asks)
-        worker = start_worker(
-            folder / f"{names.prefix}.log",
-            engine="scripted",
-            scripted_tokens_per_second=1e6,
-            stream_coalesce_tokens=what["coalesce"],
-            stream_coalesce_ms=10_000,
-            bootstrap_servers=server.bootstrap_servers,
-            prefix=names.prefix,
-            group_id=names.prefix,
-            until_end=True,
-        )
-        with CpuLog({"worker": worker.pid, "broker": server.pid or 0}) as cpu:
-            code = await asyncio.to_thread(worker.wait, 300)
-        assert code == 0, (folder / f"{names.prefix}.log").read_text()[-2000:]
-        replies = await client.follow(asks)
-    check_scripted(asks, replies)
-    stamps = sorted(stamp for reply in replies.values() for stamp in reply.appended)
-    seconds = stamps[-1] - stamps[0]
-    spent = {who: cpu.seconds(who, stamps[0], stamps[-1]) for who in ("worker", "broker")}
-    return {
-        "shape": shape,
-        "prompts_per_second": len(asks) / seconds,
-        "reply_records_per_second": len(stamps) / seconds,
-        "seconds": seconds,
-        "num_reply_records": len(stamps),
-        "prompts_per_cpu_second": len(asks) / spent["worker"],
-        "reply_records_per_cpu_second": len(stamps) / spent["worker"],
-        "cpu_share": {who: used / seconds for who, used in spent.items()},
-    }
-
-
-def check_scripted(asks: list[Ask], replies: dict[str, Reply]) -> None:
-    """Every prompt has one whole answer with the text that the scripted engine gives when called directly."""
-    engine = ScriptedEngine()
-    for ask in asks:
-        text, _ = replies[ask.request_id].answer()
-        tokens = engine.encode_chat([ChatMessage(**message) for message in ask.body["messages"]])
-        assert text == scripted_answer(tokens, ask.body["max_tokens"]), ask.request_id
 
 
 def print_w2(report: dict[str, Any]) -> None:
