@@ -6,12 +6,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= $(shell nproc)
 
-.PHONY: demo test check bench clean help
+.PHONY: demo test check bench peers clean help
 help:
 	@echo "make demo   a real small model answers Kafka prompts of three classes (sets itself up)"
 	@echo "make test   all tests, on a real Kafka where Java 17 and Maven are there (sets itself up)"
 	@echo "make check  ruff, strict types, import rules"
-	@echo "make bench  ours beside transformers on this machine"
+	@echo "make bench  ours beside its peers on this machine (transformers, and what make peers has set up)"
+	@echo "make peers  llama.cpp, OpenVINO and vLLM for the benchmark, each in its own environment (20 minutes, 14 GB)"
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v uv >/dev/null || { echo "[1/3] installing uv"; $(PYTHON) -m pip install -q --disable-pip-version-check uv; }
@@ -38,6 +39,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python ops/bench/engine.py $(BENCH_ARGS)
+
+peers: $(STAMP)
+	@ops/bench/peers/setup.sh $(PEERS)
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,16 +2,9 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pydoc_data.topics import topics
 
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """Token ids in, and exactly `num_out` tokens out (end of sequence ignored)."""
-
-    token_ids: tuple[int, ...]
-    num_out: int
+from peers.api import Prompt
 
 
 def corpus(encode: Callable[[str], Sequence[int]]) -> list[int]:
@@ -37,3 +30,14 @@ def make(name: str, tokens: list[int], repetition: int) -> list[Prompt]:
         prefix = cut(512)
         return [Prompt(prefix + cut(32), 16) for _ in range(64)]
     raise ValueError(f"workload must be W1, W2, W3 or W4, got {name}")
+
+
+def warm_up(prompts: list[Prompt]) -> list[Prompt]:
+    """An eighth of the prompts with short answers: enough to pack, compile and fault in what a first run would."""
+    return [Prompt(prompt.token_ids, 8) for prompt in prompts[: max(1, len(prompts) // 8)]]
+
+
+def windows(tokens: list[int], count: int = 16, length: int = 1024) -> list[list[int]]:
+    """Pieces of text spread over the corpus; `length` tokens of each are scored, so 16,384 in all by default."""
+    stride = (len(tokens) - length - 1) // count
+    return [tokens[start : start + length + 1] for start in range(0, count * stride, stride)]
