@@ -9,6 +9,7 @@ that is measured again replaces its earlier figures.
 import argparse
 import json
 import platform
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ def main() -> None:
     parser.add_argument("--peers", default="transformers,llama.cpp,OpenVINO,vLLM", help="empty: ours alone")
     parser.add_argument("--without-ours", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engines are ended too
     compare(parser.parse_args())
 
 
@@ -50,27 +52,31 @@ def compare(options: argparse.Namespace) -> None:
     tokens = corpus(load_tokenizer(bundled_model_path()).encode_text)
     turns = Turns(options, tokens)
     workloads, modes = options.workloads.split(","), options.modes.split(",")
-    measured: dict[str, dict[str, Any]] = {workload: {} for workload in workloads}
+    tried = {*names, *(f"{name} {precision}" for name in names for precision in modes)}
+    results.missing = {label: why for label, why in results.missing.items() if label not in tried}
+    results.missing |= {name: files[0] for name, files in missing.items()}
+    results.machine = f"{platform.machine()}, {num_threads()} cores"
+    results.command = "python ops/bench/engine.py " + " ".join(sys.argv[1:])
     try:
         for precision in modes:
             able = [name for name in engines if precision in ROSTER[name].precisions]
+            measured: dict[str, dict[str, Any]] = {}
             for workload in workloads:
                 likelihood = workload == "NLL"
-                entries = turns.likelihood(precision, able) if likelihood else turns.speed(workload, precision, able)
-                measured[workload][precision] = entries
-            turns.stop_all()
+                measured[workload] = (
+                    turns.likelihood(precision, able) if likelihood else turns.speed(workload, precision, able)
+                )
+            turns.stop_kept()
+            for workload, entries in measured.items():
+                # only now, because the judge would take memory and cores from those that are measured
+                if workload != "NLL" and entries and not ORACLE.missing():
+                    turns.judge(workload, entries)
+                prompts = [make(workload, tokens, i) for i in range(options.repetitions)] if workload != "NLL" else []
+                results.add(workload, precision, summary(workload, precision, entries, prompts, machine))
+            results.missing |= turns.failed
+            file.write_text(json.dumps(results.as_dict(), indent=1))
     finally:
-        turns.stop_all()
-    for workload in workloads:
-        if workload != "NLL" and not ORACLE.missing():
-            turns.judge(workload, measured[workload])
-        for precision, entries in measured[workload].items():
-            prompts = [] if workload == "NLL" else [make(workload, tokens, i) for i in range(options.repetitions)]
-            results.add(workload, precision, summary(workload, precision, entries, prompts, machine))
-    results.missing |= {name: files[0] for name, files in missing.items()} | turns.failed
-    results.machine = f"{platform.machine()}, {num_threads()} cores"
-    results.command = "python ops/bench/engine.py " + " ".join(sys.argv[1:])
-    file.write_text(json.dumps(results.as_dict(), indent=1))
+        turns.abort()
     text = table(results)
     (options.out / "engine.md").write_text(text)
     print(text)

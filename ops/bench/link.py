@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,11 @@ class EngineProcess:
                 text=True,
                 env=os.environ | entry.environment(threads),
             )
-        hello = self._read()
+        try:
+            hello = self._read()
+        except BaseException:  # an interrupt must not leave an engine behind that nobody knows
+            self.abort()
+            raise
         self.name: str = hello["name"]
         self.settings: dict[str, str] = hello["settings"]
 
@@ -78,9 +83,16 @@ class EngineProcess:
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.abort()
         self._process.stdout.close()
+
+    def abort(self) -> None:
+        """End the process and all that it has started, at once; one that has ended already is left alone."""
+        if self._process.poll() is None:
+            for pid in reversed(self._pids()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.wait()
 
 
 def _high_water_kb(pid: int) -> int:

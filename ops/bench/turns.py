@@ -16,6 +16,7 @@ class Turns:
     def __init__(self, options: argparse.Namespace, tokens: list[int]) -> None:
         self._options, self._tokens = options, tokens
         self._kept: dict[tuple[str, str], EngineProcess] = {}
+        self._started: list[EngineProcess] = []
         self.failed: dict[str, str] = {}
 
     def start(self, engine: str, precision: str, workload: str) -> EngineProcess | None:
@@ -31,6 +32,7 @@ class Turns:
         except EngineFailedError as error:
             self.fail(label, error)
             return None
+        self._started.append(process)
         if ROSTER[engine].kept:
             self._kept[engine, precision] = process
         return process
@@ -43,10 +45,15 @@ class Turns:
         if process not in self._kept.values():
             process.close()
 
-    def stop_all(self) -> None:
+    def stop_kept(self) -> None:
         for process in self._kept.values():
             process.close()
         self._kept.clear()
+
+    def abort(self) -> None:
+        """End whatever still runs, whatever it is doing."""
+        for process in self._started:
+            process.abort()
 
     def speed(self, workload: str, precision: str, engines: list[str]) -> dict[str, Any]:
         """Runs of each engine in turn, the order turned by one at each repetition; warmed up on others."""
@@ -100,10 +107,11 @@ class Turns:
                 self._kept.pop((name, precision), None)
         return results
 
-    def judge(self, workload: str, results: dict[str, dict[str, Any]]) -> None:
+    def judge(self, workload: str, engines: dict[str, dict[str, Any]]) -> None:
         """Replaces the outputs of all engines by their gaps to float32, one prompt after the other."""
         oracle = EngineProcess("oracle", "fp32", workload, self._options.out / "oracle.log")
-        entries = [entry for engines in results.values() for entry in engines.values()]
+        self._started.append(oracle)
+        entries = list(engines.values())
         for entry in entries:
             entry["gaps"] = []
         for index in range(self._options.repetitions):
