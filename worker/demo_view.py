@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.spinner import Spinner
 from rich.table import Table
@@ -65,9 +66,9 @@ class DemoView:
         return head
 
     def _headings(self) -> RenderableType:
-        line = Text(no_wrap=True, justify="right", style="dim")
-        line.append("".join(f"{name:>{width + 2}}" for name, width in HEADINGS) + " " * (_FRAME // 2))
-        return line
+        grid = self._grid()
+        grid.add_row("", *(Text(name, "dim") for name, _ in HEADINGS))
+        return Padding(grid, (0, _FRAME // 2))
 
     @staticmethod
     def _grid() -> Table:

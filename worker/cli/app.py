@@ -1,6 +1,7 @@
 """The commands. Each reads its settings, calls one function of the worker, and prints."""
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +53,7 @@ def demo(
 
     configure_logs("warning", log_format=loaded.settings.log_format)
     showing = run_demo(loaded.settings, live=not once, bootstrap=bootstrap, memory=memory, picture=picture)
-    run_command(showing)
+    raise typer.Exit(run_command(loaded.settings, showing))
 
 
 @app.command(context_settings=CONTEXT)
@@ -70,7 +71,8 @@ def submit(
 ) -> None:
     """Send one prompt and print its answer as it streams."""
     asked = client.Prompt(prompt_text(prompt, file), priority, max_tokens, temperature)
-    run_command(submit_prompt(command_broker(loaded.settings), loaded.settings.names, asked, timeout))
+    answering = submit_prompt(command_broker(loaded.settings), loaded.settings.names, asked, timeout)
+    raise typer.Exit(run_command(loaded.settings, answering))
 
 
 @app.command(context_settings=CONTEXT)
@@ -82,7 +84,10 @@ def tail(
     until_now: Annotated[bool, typer.Option("--until-now", help="End at the end of the topic.")] = False,
 ) -> None:
     """Print the records of a topic as they come."""
-    run_command(_tail(loaded, topic or loaded.settings.names.replies, from_start=from_start, until_now=until_now))
+    run_command(
+        loaded.settings,
+        _tail(loaded, topic or loaded.settings.names.replies, from_start=from_start, until_now=until_now),
+    )
 
 
 async def _tail(loaded: LoadedSettings, topic: str, *, from_start: bool, until_now: bool) -> None:
@@ -105,7 +110,9 @@ def cancel(
     loaded: LoadedSettings, request_id: Annotated[str, typer.Argument()], tenant: Annotated[str, typer.Option()] = ""
 ) -> None:
     """Ask the workers to stop a request."""
-    run_command(client.cancel(command_broker(loaded.settings), loaded.settings.names, request_id, tenant=tenant))
+    asking = client.cancel(command_broker(loaded.settings), loaded.settings.names, request_id, tenant=tenant)
+    run_command(loaded.settings, asking)
+    print(f"asked the workers to stop {request_id}", file=sys.stderr)
 
 
 @topics_app.command("create", context_settings=CONTEXT)
@@ -116,7 +123,7 @@ def topics_create(
     """Create the topics that are missing."""
     settings = loaded.settings
     wanted = topics_of(settings.names, max_body_bytes=settings.max_body_bytes, num_partitions=partitions)
-    created = asyncio.run(create_topics(command_broker(settings).admin(), wanted))
+    created = run_command(settings, create_topics(command_broker(settings).admin(), wanted))
     for topic in wanted:
         print(f"{'created' if topic.name in created else 'exists '} {topic.name}")
 
@@ -125,9 +132,13 @@ def topics_create(
 @with_settings
 def topics_list(loaded: LoadedSettings) -> None:
     """Print the topics below the prefix with their partition counts."""
-    for name, count in sorted(asyncio.run(_partition_counts(loaded)).items()):
-        if name.startswith(f"{loaded.settings.prefix}."):
-            print(f"{name} {count}")
+    below = f"{loaded.settings.prefix}."
+    found = run_command(loaded.settings, _partition_counts(loaded))
+    counts = {name: count for name, count in sorted(found.items()) if name.startswith(below)}
+    for name, count in counts.items():
+        print(f"{name} {count}")
+    if not counts:
+        print(f"no topic begins with {below}", file=sys.stderr)
 
 
 async def _partition_counts(loaded: LoadedSettings) -> dict[str, int]:

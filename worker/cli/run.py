@@ -1,15 +1,17 @@
-"""Runs one command's coroutine to its exit code, also when the user interrupts it."""
+"""Runs one command's coroutine on the broker of its settings, and says in a person's words when that is not there."""
 
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import typer
 
-from worker.broker.api import Broker
+from worker.broker.api import Broker, BrokerUnavailableError, TopicNotAvailableError
 from worker.serve import build_broker
 from worker.settings import Settings
+
+T = TypeVar("T")
 
 EXIT_INTERRUPTED = 130
 CONNECT_SECONDS = 10.0
@@ -21,13 +23,16 @@ def command_broker(settings: Settings) -> Broker:
     return build_broker(settings, start_timeout_seconds=CONNECT_SECONDS)
 
 
-def run_command(command: Coroutine[Any, Any, int | None]) -> None:
-    """Exit with what `command` returns (None is 0), or with 130 after Ctrl-C."""
+def run_command(settings: Settings, command: Coroutine[Any, Any, T]) -> T:
+    """What `command` returns; exits with 130 after Ctrl-C. Raises BrokerError that says what to do."""
     try:
-        code = asyncio.run(command)
+        return asyncio.run(command)
     except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
-    raise typer.Exit(code or 0)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokerUnavailableError as error:
+        raise BrokerUnavailableError(f"no Kafka answers at {settings.bootstrap_servers} ({error})") from error
+    except TopicNotAvailableError as error:
+        raise TopicNotAvailableError(f"{error} (`v4flash topics create` makes those of the workers)") from error
 
 
-__all__ = ["EXIT_INTERRUPTED", "command_broker", "run_command"]
+__all__ = ["CONNECT_SECONDS", "EXIT_INTERRUPTED", "command_broker", "run_command"]
