@@ -75,7 +75,7 @@ class DemoView:
         grid = Table.grid(expand=True, padding=(0, 0, 0, 2))
         grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for _, width in HEADINGS:
-            grid.add_column(width=width, justify="right", no_wrap=True)
+            grid.add_column(width=width + 2, justify="right", no_wrap=True)  # rich counts the padding in
         return grid
 
     @staticmethod
