@@ -27,11 +27,12 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is public of the model. `max_model_len` in tokens, prompt and answer together."""
+    """What is public of the model: `max_model_len` in tokens, prompt with answer; `kernels` is what computes."""
 
     name: str
     max_model_len: int
     vocab_size: int
+    kernels: str = "none"
 
 
 @dataclass(frozen=True, slots=True)

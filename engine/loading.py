@@ -13,6 +13,7 @@ from engine.models import load_model
 from engine.models.weight_mode import ModeName, WeightMode
 from engine.runner import TorchRunner
 from engine.text.tokenizer import load_tokenizer
+from kernels.select import select_kernels
 
 
 def load_model_and_core(
@@ -22,10 +23,12 @@ def load_model_and_core(
     if not path.exists():
         raise ModelLoadError(f"there is no model at {path}")
     tokenizer = load_tokenizer(path)
-    model = load_model(path, dtype=dtype, exact_modules=exact_modules)
+    kernels = select_kernels("cpu")
+    model = load_model(path, dtype=dtype, exact_modules=exact_modules, kernels=kernels)
     sized = replace(config, max_model_len=min(config.max_model_len, model.spec.max_model_len))
     core = EngineCore(sized, TorchRunner(model, sized), check=check)
-    info = ModelInfo(name or path.stem, sized.max_model_len, model.spec.vocab_size)
+    computes = f"{kernels.name}: {kernels.note}" if kernels.note else kernels.name
+    info = ModelInfo(name or path.stem, sized.max_model_len, model.spec.vocab_size, computes)
     return LoadedModel(info, tokenizer, core, f"{checkpoint_digest(path)}/{WeightMode(dtype, exact_modules).digest}")
 
 

@@ -83,6 +83,7 @@ class Kernels(Protocol):
     """
 
     name: str
+    note: str  # the variant that runs, or why it is not the fastest
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> Linear:
         """Prepare weight [out, in] and bias [out]: as it is for dense rows, with one scale per output channel for int8
@@ -93,7 +94,8 @@ class Kernels(Protocol):
         self, residual: Tensor, delta: Product | None, weight: Tensor, eps: float, row_format: RowFormat
     ) -> Rows:
         """residual [T, E] float32 += delta, in place; returns residual / sqrt(mean(residual^2) + eps) * weight over the
-        last dimension, computed in float32, in the form that the next linear takes."""
+        last dimension, computed in float32, in the form that the next linear takes: never rotated, since a model
+        that wants that after a norm rotates its weights instead."""
 
     def rotary_write_kv(
         self, qkv: Product, norms: HeadNorms | None, cache: Tensor, layer: int, plan: AttentionPlan

@@ -131,6 +131,7 @@ class WorkerApp:
             leaving.push_async_callback(bounded, self._engine.close, LEAVE_SECONDS)
             if not self._engine.health.ready:
                 await self._engine.start()
+                log.info("model loaded", model=self._engine.model.name, kernels=self._engine.model.kernels)
             for client in (self._admin, self._producer, self._control):
                 await started(client)
             await cancels.catch_up()

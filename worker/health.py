@@ -22,7 +22,7 @@ Answer = tuple[HTTPStatus, str, bytes]
 
 class HealthServer:
     """Serves from `async with` until its end. `/live` fails when the process should be restarted, `/ready` when it
-    takes no work, `/health` when either does; a failing probe answers 503 with the reason."""
+    takes no work, `/health` when either does; a failing probe answers 503 with the reason. `/health` adds details."""
 
     def __init__(
         self,
@@ -30,11 +30,13 @@ class HealthServer:
         *,
         ready: Probe,
         live: Probe,
+        details: Callable[[], dict[str, str]] = dict,
         host: str = "127.0.0.1",
         port: int = 0,
         metrics_port: int = 0,
     ) -> None:
         self._probes: dict[str, Probe] = {"/live": live, "/ready": ready, "/health": lambda: live() or ready()}
+        self._details = details
         self._metrics = metrics
         self._host = host
         self._wanted = (port, metrics_port)
@@ -80,6 +82,8 @@ class HealthServer:
             return HTTPStatus.NOT_FOUND, "text/plain", b"not found\n"
         reason = probe()
         body = {"status": "ok"} if reason is None else {"status": "unavailable", "reason": reason}
+        if path == "/health":
+            body |= self._details()
         status = HTTPStatus.OK if reason is None else HTTPStatus.SERVICE_UNAVAILABLE
         return status, "application/json", json.dumps(body).encode()
 

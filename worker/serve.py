@@ -1,8 +1,8 @@
 """A whole worker process from its settings: engine, broker, probes, signals."""
 
 import asyncio
+import os
 import signal
-import sys
 from contextlib import suppress
 
 import structlog
@@ -20,7 +20,6 @@ from worker.provision import RECORD_OVERHEAD_BYTES
 from worker.settings import Settings
 
 STATS_SECONDS = 1.0
-SWITCH_SECONDS = 0.0005
 START_TIMEOUT_SECONDS = 60.0
 
 log = structlog.get_logger(__name__)
@@ -52,6 +51,9 @@ def build_engine(settings: Settings) -> GenerationEngine:
             block_size=settings.block_size,
             max_model_len=settings.max_model_len,
         )
+    # The event loop and the broker's client need the cores that the threads of an operation would spin on while they
+    # wait for each other. Read when torch is imported, so it has to stand before.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from engine.checkpoint.bundled import bundled_model_path
     from engine.engine import load_engine
 
@@ -61,14 +63,11 @@ def build_engine(settings: Settings) -> GenerationEngine:
 
 def build_app(settings: Settings, broker: Broker, engine: GenerationEngine, metrics: Metrics) -> WorkerApp:
     """A worker that reports to `metrics`."""
-    return WorkerApp(settings, broker, engine, SystemClock(), observer=metrics)
+    return WorkerApp(settings, broker, engine, SystemClock(), observer=metrics, routes=settings.route_table)
 
 
 async def serve(settings: Settings, *, until_end: bool = False) -> None:
     """Run one worker until SIGTERM or SIGINT, then drain. Raises what makes serving impossible."""
-    # The engine's thread needs the interpreter for moments between long operations, and waits this long for it while
-    # the loop sends the tokens of a step: at Python's 5 ms the two would run one after the other.
-    sys.setswitchinterval(SWITCH_SECONDS)
     engine, metrics = build_engine(settings), Metrics()
     app = build_app(settings, build_broker(settings), engine, metrics)
     loop = asyncio.get_running_loop()
@@ -85,6 +84,7 @@ async def serve(settings: Settings, *, until_end: bool = False) -> None:
         metrics,
         ready=ready,
         live=lambda: None,  # a dead engine ends the process, so whoever answers here is alive
+        details=lambda: {"kernels": engine.model.kernels} if engine.health.ready else {},
         host=settings.host,
         port=settings.port,
         metrics_port=settings.metrics_port,

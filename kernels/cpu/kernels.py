@@ -21,7 +21,8 @@ class TorchKernels:
 
     name = "cpu-torch"
 
-    def __init__(self) -> None:
+    def __init__(self, note: str = "") -> None:
+        self.note = note
         self._step: CpuAttention | None = None  # of the latest plan: its layers follow one another
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> Linear:

@@ -12,6 +12,7 @@ class ReferenceKernels:
     """Every operation as its formula says; results are rounded to the compute dtype once, at the end."""
 
     name = "reference"
+    note = "slow, for comparison"
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> Linear:
         if row_format.is_int8:

@@ -34,3 +34,11 @@ async def test_metrics_have_a_port_of_their_own() -> None:
         assert (await _get(server.metrics_port, "/ready"))[0] == 404
         assert (await _get(server.port, "/metrics"))[0] == 404
         assert (await _get(server.port, "/ready", "POST"))[0] == 405
+
+
+async def test_health_says_what_computes() -> None:
+    """An operator sees there whether the compiled operations serve, or why they do not."""
+    details = {"kernels": "cpu-torch: no C++ compiler"}
+    async with HealthServer(Metrics(), ready=lambda: None, live=lambda: None, details=lambda: details) as server:
+        assert await _get(server.port, "/health") == (200, '{"status": "ok", "kernels": "cpu-torch: no C++ compiler"}')
+        assert await _get(server.port, "/ready") == (200, '{"status": "ok"}')

@@ -1,0 +1,90 @@
+"""The CPU kernel set whose attention and pointwise operations are compiled; linears stay oneDNN's."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.api import AttentionPlan, HeadNorms, Linear
+from kernels.cpu.int8 import make_int8_linear
+from kernels.cpu.linear import make_linear
+from kernels.cpu.native.ops import NativeOps
+from kernels.cpu.sharing import shared_groups
+from kernels.rows import Product, QuantRows, RowFormat, Rows, ScaledRows
+
+
+@dataclass(frozen=True, slots=True)
+class _Indices:
+    """A plan in the 32-bit integers that the operations read."""
+
+    plan: AttentionPlan
+    query_starts: Tensor  # [S + 1]
+    kv_lens: Tensor  # [S]
+    block_tables: Tensor  # [S, M]
+    shared: Tensor  # [groups, 3]
+
+    @classmethod
+    def of(cls, plan: AttentionPlan) -> "_Indices":
+        groups = [(g.first, g.num_seqs, g.num_blocks) for g in shared_groups(plan)]
+        return cls(
+            plan,
+            torch.tensor(plan.query_starts, dtype=torch.int32),
+            torch.tensor(plan.kv_lens, dtype=torch.int32),
+            plan.block_tables.int(),
+            torch.tensor(groups, dtype=torch.int32).view(-1, 3),
+        )
+
+
+def _split(product: Product) -> tuple[Tensor, Tensor | None]:
+    return (product.values, product.scales) if isinstance(product, ScaledRows) else (product, None)
+
+
+class NativeKernels:
+    """Over a variant of the compiled operations, which `kernels.cpu.native.load_native` found to compute right."""
+
+    name = "cpu-native"
+
+    def __init__(self, ops: NativeOps) -> None:
+        self._ops = ops
+        self._indices: _Indices | None = None  # of the latest plan: its layers follow one another
+        self.note = f"compiled operations, {ops.isa}"
+
+    def quantise(self, x: Tensor) -> QuantRows:
+        return QuantRows(*self._ops.quantise_rows(x))
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> Linear:
+        if row_format.is_int8:
+            return make_int8_linear(weight, bias, row_format, self.quantise)
+        return make_linear(weight, bias, row_format)
+
+    def add_rms_norm(
+        self, residual: Tensor, delta: Product | None, weight: Tensor, eps: float, row_format: RowFormat
+    ) -> Rows:
+        assert row_format is not RowFormat.ROTATED_INT8, "a norm's rows are rotated in the weights"
+        values, scales = (None, None) if delta is None else _split(delta)
+        if row_format.is_int8:
+            return QuantRows(*self._ops.add_rms_norm_int8(residual, values, scales, weight, eps))
+        return self._ops.add_rms_norm(residual, values, scales, weight, eps)
+
+    def rotary_write_kv(
+        self, qkv: Product, norms: HeadNorms | None, cache: Tensor, layer: int, plan: AttentionPlan
+    ) -> Tensor:
+        values, scales = _split(qkv)
+        num_kv_heads, _, head_dim = cache.shape[3:]
+        num_heads = values.shape[1] // head_dim - 2 * num_kv_heads
+        query_norm, key_norm, eps = (norms.query, norms.key, norms.eps) if norms else (None, None, 0.0)
+        return self._ops.rotary_write_kv(
+            values, scales, plan.cos, plan.sin, plan.slots, cache, layer, num_heads, query_norm, key_norm, eps
+        )
+
+    def attention(self, query: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> Tensor:
+        if self._indices is None or self._indices.plan is not plan:
+            self._indices = _Indices.of(plan)
+        at = self._indices
+        return self._ops.attention(query, cache, layer, at.query_starts, at.kv_lens, at.block_tables, at.shared)
+
+    def silu_mul(self, gate_up: Product, row_format: RowFormat) -> Rows:
+        values, scales = _split(gate_up)
+        if row_format.is_int8:
+            return QuantRows(*self._ops.silu_mul_int8(values, scales, row_format.hadamard))
+        return self._ops.silu_mul(values, scales, row_format.dtype)

@@ -1,0 +1,77 @@
+"""Where the time of a step goes, by operation: a decode step of many streams and a prefill step.
+
+python ops/bench/profile.py --dtype bf16 --kernels cpu-native --streams 64 --context 180
+"""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+# this file must not hide the packages of the same names: its folder goes to the end of the search path
+HERE = str(Path(__file__).parent)
+sys.path = [entry for entry in sys.path if entry != HERE] + [str(Path(__file__).parents[2]), HERE]
+
+from engine.checkpoint.bundled import bundled_model_path  # noqa: E402 (the path is set above)
+from engine.inputs import ModelInputs  # noqa: E402
+from engine.models import load_model  # noqa: E402
+from kernels.select import KERNELS, select_kernels  # noqa: E402
+
+BLOCK_SIZE, NUM_STEPS = 16, 10
+
+
+def rows_of(num_seqs: int, query_len: int, kv_len: int) -> ModelInputs:
+    """The last `query_len` tokens of sequences of `kv_len`, each in blocks of its own."""
+    num_blocks = -(-kv_len // BLOCK_SIZE)
+    num_rows = num_seqs * query_len
+    return ModelInputs(
+        token_ids=torch.arange(num_rows) % 1000 + 100,
+        positions=torch.arange(kv_len - query_len, kv_len).repeat(num_seqs),
+        query_starts=list(range(0, num_rows + 1, query_len)),
+        kv_lens=[kv_len] * num_seqs,
+        block_tables=torch.arange(num_seqs * num_blocks).view(num_seqs, num_blocks),
+        tail_slots=list(range(num_seqs)),
+        logit_rows=torch.arange(query_len - 1, num_rows, query_len),
+        block_size=BLOCK_SIZE,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dtype", default="bf16", choices=["fp32", "bf16", "int8"])
+    parser.add_argument("--kernels", default=None, choices=sorted(KERNELS))
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--context", type=int, default=180)
+    parser.add_argument("--prefill", type=int, default=1024, help="tokens of the prefill step, in sequences of 128")
+    options = parser.parse_args()
+    kernels = select_kernels("cpu", prefer=options.kernels)
+    model = load_model(bundled_model_path(), dtype=options.dtype, kernels=kernels)
+    decode = rows_of(options.streams, 1, options.context)
+    prefill = rows_of(max(1, options.prefill // 128), min(128, options.prefill), min(128, options.prefill))
+    cache = model.new_cache(options.streams * (options.context // BLOCK_SIZE + 2) + 128, BLOCK_SIZE)
+    print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {options.dtype}, {kernels.name}, {kernels.note}")
+    with torch.inference_mode():
+        for name, inputs in (("decode", decode), ("prefill", prefill)):
+            for _ in range(3):
+                model.forward(inputs, cache)
+            started = time.perf_counter()
+            for _ in range(NUM_STEPS):
+                model.forward(inputs, cache)
+            step = (time.perf_counter() - started) / NUM_STEPS
+            with profile(activities=[ProfilerActivity.CPU]) as profiled:
+                for _ in range(NUM_STEPS):
+                    model.forward(inputs, cache)
+            print(f"\n{name}: {len(inputs.token_ids)} tokens, {step * 1e3:.1f} ms a step")
+            events = sorted(profiled.key_averages(), key=lambda event: -event.self_cpu_time_total)
+            total = sum(event.self_cpu_time_total for event in events)
+            for event in events[:12]:
+                share = event.self_cpu_time_total / total
+                print(f"  {event.key:40} {share:6.1%} {share * step * 1e3:8.2f} ms {event.count // NUM_STEPS:6} calls")
+
+
+if __name__ == "__main__":
+    main()
