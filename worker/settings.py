@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from engine.api import PriorityClass
 from engine.config import EngineConfig
 from topics.names import TopicNames
-from topics.routes import RouteTable
+from topics.routes import Route, RouteTable
 from worker.backpressure import DEFAULT_THRESHOLDS, Backpressure, Thresholds
 from worker.errors import SettingsError
 
@@ -44,7 +44,7 @@ def _names(value: Any) -> Any:
 
 
 def _table(value: Any) -> Any:
-    """An object, also as JSON."""
+    """An object or a list of objects, also as JSON."""
     return json.loads(value) if isinstance(value, str) else value
 
 
@@ -79,6 +79,7 @@ class Settings(BaseSettings):
     from_beginning: bool = True
     max_replay_age_seconds: Seconds = 86_400.0
     reply_prefixes: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+    routes: Annotated[tuple[Route, ...], BeforeValidator(_table)] = ()
 
     host: str = "127.0.0.1"
     port: Port = 8080
@@ -125,6 +126,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name} needs a value for each of {', '.join(PriorityClass)}")
         Backpressure(self.thresholds, dwell_seconds=self.backpressure_dwell_seconds)
         self.engine_config()
+        _ = self.route_table  # raises for routes that would feed themselves
         if "SASL" in self.security_protocol and (self.sasl_username is None or self.sasl_password is None):
             raise ValueError(f"security_protocol {self.security_protocol} needs sasl_username and sasl_password")
         return self
@@ -146,8 +148,9 @@ class Settings(BaseSettings):
         return TopicNames(self.prefix)
 
     @property
-    def routes(self) -> RouteTable:
-        return RouteTable.default(self.names)
+    def route_table(self) -> RouteTable:
+        """The `routes`, or one for each service class below `prefix`."""
+        return RouteTable(routes=self.routes) if self.routes else RouteTable.default(self.names)
 
     @property
     def allowed_reply_prefixes(self) -> tuple[str, ...]:

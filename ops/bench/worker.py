@@ -22,6 +22,7 @@ from typing import Any
 HERE = str(Path(__file__).parent)
 sys.path = [entry for entry in sys.path if entry != HERE] + [str(Path(__file__).parents[2]), HERE]
 sys.path.append(str(Path(__file__).parents[1] / "kafka"))
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as a worker sets it, for both ways and before torch is imported
 
 from alone import ALONE, measure_alone  # noqa: E402
 from broker import KafkaServer  # noqa: E402

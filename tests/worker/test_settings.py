@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from topics.names import TopicNames
 from worker.errors import SettingsError
 from worker.settings import Source, load_settings
 
@@ -41,3 +42,21 @@ def test_a_password_is_never_shown() -> None:
     """`config show` masks secrets."""
     rows = load_settings(environ={"V4FLASH_SASL_PASSWORD": "hunter2"}).rows()
     assert "hunter2" not in repr(rows)
+
+
+def test_routes_come_from_the_file_or_as_json_and_replace_the_default_ones(tmp_path: Path) -> None:
+    """A pattern with a tenant; without any, one route for each class."""
+    assert load_settings(environ={}).settings.route_table.topics == set(TopicNames().all_prompts)
+    file = tmp_path / "v4flash.toml"
+    file.write_text("[[routes]]\npattern = 'tenants[.](?P<tenant>[a-z]+)'\npriority = 'bulk'\n")
+    from_file = load_settings(config=file, environ={}).settings.route_table
+    from_flag = load_settings({"routes": '[{"topics": ["prompts"]}]'}, environ={}).settings.route_table
+    assert from_file.match("tenants.acme").tenant == "acme"
+    assert from_flag.topics == {"prompts"}
+
+
+@pytest.mark.parametrize("routes", ['[{"pattern": "("}]', '[{"topics": ["a"], "output_topic": "a"}]', "no json", "3"])
+def test_routes_that_cannot_be_used_are_refused_by_name(routes: str) -> None:
+    """A broken expression, a loop, no JSON, no list."""
+    with pytest.raises(SettingsError):
+        load_settings({"routes": routes}, environ={})
