@@ -17,13 +17,20 @@ from kernels.select import select_kernels
 
 
 def load_model_and_core(
-    path: Path, config: EngineConfig, *, name: str | None, dtype: ModeName, exact_modules: tuple[str, ...], check: bool
+    path: Path,
+    config: EngineConfig,
+    *,
+    name: str | None,
+    dtype: ModeName,
+    exact_modules: tuple[str, ...],
+    few_rows: bool,
+    check: bool,
 ) -> LoadedModel:
     """Load everything; raises ModelLoadError. The context is the smaller of the model's and the configured one."""
     if not path.exists():
         raise ModelLoadError(f"there is no model at {path}")
     tokenizer = load_tokenizer(path)
-    kernels = select_kernels("cpu")
+    kernels = select_kernels("cpu", few_rows=few_rows)
     model = load_model(path, dtype=dtype, exact_modules=exact_modules, kernels=kernels)
     sized = replace(config, max_model_len=min(config.max_model_len, model.spec.max_model_len))
     core = EngineCore(sized, TorchRunner(model, sized), check=check)

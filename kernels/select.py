@@ -16,9 +16,11 @@ def _native() -> Kernels:
     return NativeKernels(ops)
 
 
-def _best_cpu() -> Kernels:
+def _best_cpu(*, few_rows: bool) -> Kernels:
     ops = load_native()
-    return TorchKernels(f"no compiled operations: {ops}") if isinstance(ops, str) else NativeKernels(ops)
+    if isinstance(ops, str):
+        return TorchKernels(f"no compiled operations: {ops}")
+    return NativeKernels(ops, few_rows=few_rows)
 
 
 KERNELS: dict[str, Callable[[], Kernels]] = {
@@ -26,13 +28,16 @@ KERNELS: dict[str, Callable[[], Kernels]] = {
     "cpu-torch": TorchKernels,
     "reference": ReferenceKernels,
 }
-BEST: dict[str, Callable[[], Kernels]] = {"cpu": _best_cpu}
 
 
-def select_kernels(device: str, *, prefer: str | None = None) -> Kernels:
-    """The kernel set for a device ("cpu"), or the one named by `prefer`; `note` of it says what was found. Raises
-    ValueError naming the choices, or why the preferred one cannot run here."""
-    make = BEST.get(device) if prefer is None else KERNELS.get(prefer)
-    if make is None:
+def select_kernels(device: str, *, prefer: str | None = None, few_rows: bool = True) -> Kernels:
+    """The best kernel set for a device ("cpu"), or the one named by `prefer`; its `note` says what was found.
+
+    `few_rows` keeps int8 weights in a second layout for steps of one or two rows, where the set has one. Raises
+    ValueError naming the choices, or why the preferred set cannot run here.
+    """
+    if prefer in KERNELS:
+        return KERNELS[prefer]()
+    if prefer is not None or device != "cpu":
         raise ValueError(f"no kernels for device {device!r}, prefer {prefer!r}: choose from {sorted(KERNELS)}")
-    return make()
+    return _best_cpu(few_rows=few_rows)

@@ -58,7 +58,13 @@ def build_engine(settings: Settings) -> GenerationEngine:
     from engine.engine import load_engine
 
     path = settings.model_dir or bundled_model_path()
-    return load_engine(path, settings.engine_config(), dtype=settings.dtype, exact_modules=settings.exact_modules)
+    return load_engine(
+        path,
+        settings.engine_config(),
+        dtype=settings.dtype,
+        exact_modules=settings.exact_modules,
+        few_rows=settings.few_rows_layout,
+    )
 
 
 def build_app(settings: Settings, broker: Broker, engine: GenerationEngine, metrics: Metrics) -> WorkerApp:

@@ -66,6 +66,7 @@ class Settings(BaseSettings):
     scripted_tokens_per_second: Rate = 200.0
     dtype: Literal["bf16", "fp32", "int8"] = "bf16"
     exact_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+    few_rows_layout: bool = True
     seed: int = 0
 
     bootstrap_servers: str = "127.0.0.1:9092"

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.api import AttentionPlan, HeadNorms, Linear
+from kernels.cpu.few_rows import with_few_rows
 from kernels.cpu.int8 import make_int8_linear
 from kernels.cpu.linear import make_linear
 from kernels.cpu.native.ops import NativeOps
@@ -44,8 +45,9 @@ class NativeKernels:
 
     name = "cpu-native"
 
-    def __init__(self, ops: NativeOps) -> None:
+    def __init__(self, ops: NativeOps, *, few_rows: bool = True) -> None:
         self._ops = ops
+        self._few_rows = few_rows
         self._indices: _Indices | None = None  # of the latest plan: its layers follow one another
         self.note = f"compiled operations, {ops.isa}"
 
@@ -54,7 +56,8 @@ class NativeKernels:
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> Linear:
         if row_format.is_int8:
-            return make_int8_linear(weight, bias, row_format, self.quantise)
+            packed = make_int8_linear(weight, bias, row_format, self.quantise)
+            return with_few_rows(packed, weight, self._ops) if self._few_rows else packed
         return make_linear(weight, bias, row_format)
 
     def add_rms_norm(

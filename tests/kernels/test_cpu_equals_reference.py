@@ -89,7 +89,7 @@ def test_int8_rows_equal_their_twins_to_one_level(name: str, row_format: RowForm
 
 @pytest.mark.skipif(not can_multiply_int8(), reason="this CPU has neither VNNI nor AMX: int8 is refused here")
 @pytest.mark.parametrize("name", FAST)
-@pytest.mark.parametrize("num_rows", [1, 3, 65])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 65])
 @torch.inference_mode()
 def test_int8_linear_equals_its_twin(name: str, num_rows: int) -> None:
     """The sums are exact integers, the largest products (255 x 127) included; only the scales round."""
