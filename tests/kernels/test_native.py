@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.api import TOLERANCES
-from kernels.cpu.native import NativeOps, load_native, supported_variants
+from kernels.cpu.native import NativeOps, load_native, supported_isas
 from kernels.cpu.native.build import library_path
 
 CACHE = Path(__file__).parents[2] / ".cache" / "kernels"
@@ -197,7 +197,7 @@ def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
 
 def test_the_other_variant_passes_too(ops: NativeOps) -> None:
     """One library a process: a child with V4FLASH_ISA runs this folder's native tests on each other variant."""
-    others = [variant for variant in supported_variants() if variant != ops.isa]
+    others = [variant for variant in supported_isas() if variant != ops.isa]
     if os.environ.get("V4FLASH_ISA") or not others:
         pytest.skip("this CPU has one variant, or V4FLASH_ISA names it")
     for variant in others:
@@ -223,14 +223,14 @@ def child(code: str, **environment: str) -> str:
 
 def test_an_impossible_variant_is_an_error_and_none_a_reason() -> None:
     """A typing error in V4FLASH_ISA is never taken for a wish."""
-    assert "V4FLASH_ISA=v9: choose from v3, v4, none" in child("load_native()", V4FLASH_ISA="v9")
+    assert "V4FLASH_ISA=v9: choose from amx, v4, v3, none" in child("load_native()", V4FLASH_ISA="v9")
     assert child("print(load_native())", V4FLASH_ISA="none").strip() == "V4FLASH_ISA=none"
 
 
 def test_without_a_compiler_the_reason_is_given(tmp_path: Path) -> None:
     """Nothing is raised: the caller goes on with what torch has, and says why."""
     out = child("print(load_native())", PATH=str(tmp_path), CXX="", V4FLASH_ISA="", V4FLASH_KERNEL_CACHE=str(tmp_path))
-    if supported_variants():
+    if supported_isas():
         assert "no C++ compiler" in out
     else:
         assert "no variant" in out
@@ -241,7 +241,7 @@ def test_a_failing_compiler_is_a_reason_with_its_words(tmp_path: Path) -> None:
     compiler = tmp_path / "broken"
     compiler.write_text("#!/bin/sh\necho out of cheese >&2\nexit 1\n")
     compiler.chmod(0o755)
-    if not supported_variants():
+    if not supported_isas():
         pytest.skip("no variant for this CPU")
     out = child("print(load_native())", CXX=str(compiler), V4FLASH_ISA="", V4FLASH_KERNEL_CACHE=str(tmp_path / "cache"))
     assert "out of cheese" in out

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "amx.h"
 #include "attention_plan.h"
 #include "checks.h"
 #include "ops.h"
@@ -77,7 +78,7 @@ void merge_row(float* parts, int64_t num_parts, int64_t dim, T* to) {
   write_row(parts + 2, sum, dim, to);
 }
 
-template <class T>
+template <class T, class Product>
 void attend(const Paged<T>& paged, const Tensor& groups) {
   const AttentionTasks tasks = plan_attention(paged, groups.const_data_ptr<int32_t>(), groups.size(0));
   const Tensor memory = at::empty({tasks.partial_size}, groups.options().dtype(at::kFloat));
@@ -96,7 +97,7 @@ void attend(const Paged<T>& paged, const Tensor& groups) {
     std::copy_n(partial.values, dim, to + 2);
   };
   for_workers(num_tasks, [&](auto each_task) {
-    std::optional<ManyRows<T>> many;
+    std::optional<ManyRows<T, Product>> many;
     std::optional<FewRows<T>> few;
     each_task([&](int64_t i, int64_t next) {
       if (i < num_many) {
@@ -138,7 +139,7 @@ Tensor attention(const Tensor& query, const Tensor& cache, int64_t layer, const 
   const int64_t num_heads = query.size(1), num_kv_heads = cache.size(3), size = cache.size(4), dim = cache.size(5);
   TORCH_CHECK(query.size(2) == dim && dim > 0 && num_heads % num_kv_heads == 0,
               "query must have the cache's head dimension and a multiple of its heads");
-  TORCH_CHECK(num_heads / num_kv_heads <= ManyRows<float>::kSlabRows, "more than ", ManyRows<float>::kSlabRows,
+  TORCH_CHECK(num_heads / num_kv_heads <= kSlabRows, "more than ", kSlabRows,
               " query heads share a key head");
   check_tables(cache, query_starts, kv_lens, block_tables, query.size(0));
   Tensor out = at::empty(query.sizes(), query.options());
@@ -162,7 +163,12 @@ Tensor attention(const Tensor& query, const Tensor& cache, int64_t layer, const 
     paged.cache = cache.const_data_ptr<T>() + layer * 2 * paged.value_offset;
     paged.scale = static_cast<float>(M_LOG2E / std::sqrt(static_cast<double>(dim)));
     check_groups(paged, shared_groups);
-    attend(paged, shared_groups);
+#if defined(__AMX_BF16__)
+    if constexpr (std::is_same_v<T, BF16>) {
+      if (amx_in_use()) return attend<T, AmxProduct>(paged, shared_groups);
+    }
+#endif
+    attend<T, RegisterProduct<T>>(paged, shared_groups);
   });
   return out;
 }

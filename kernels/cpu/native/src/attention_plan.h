@@ -31,7 +31,7 @@ template <class T>
 AttentionTasks plan_attention(const Paged<T>& paged, const int32_t* groups, int64_t num_groups) {
   AttentionTasks tasks;
   std::vector<int64_t> shared_keys(static_cast<size_t>(paged.num_seqs), 0);
-  const int64_t slab_tokens = std::max<int64_t>(1, ManyRows<T>::kSlabRows / paged.group);
+  const int64_t slab_tokens = std::max<int64_t>(1, kSlabRows / paged.group);
   const auto add_slabs = [&](ManyTask task, int64_t end_token, int64_t part) {
     for (; task.first_token < end_token; task.first_token += slab_tokens) {
       task.num_rows = std::min(slab_tokens, end_token - task.first_token) * paged.group;

@@ -24,5 +24,7 @@ Tensor attention(const Tensor& query, const Tensor& cache, int64_t layer, const 
                  const Tensor& kv_lens, const Tensor& block_tables, const Tensor& shared_groups);
 Tensor matvec(const Tensor& x, const Tensor& weight, const OptionalTensor& weight_scales,
               const OptionalTensor& x_scales);
+// Whether `attention` multiplies by tiles from now on: if wanted and the system grants it. The CPU must have them.
+bool use_amx(bool wanted);
 
 }  // namespace v4flash

@@ -97,21 +97,29 @@ inline void multiply_panel(const typename Tile<T>::Unit* a, int64_t a_stride, co
   }
 }
 
-// All `columns`, a multiple of kLanes.
-template <class T, bool accumulate>
-inline void multiply(const typename Tile<T>::Unit* a, int64_t a_stride, const typename Tile<T>::Unit* b,
-                     int64_t b_stride, float* c, int64_t c_stride, int64_t depth, int64_t columns) {
-  int64_t j = 0;
-  for (; j + kPanel * kLanes <= columns; j += kPanel * kLanes) {
-    multiply_panel<T, kPanel, accumulate>(a, a_stride, b + j, b_stride, c + j, c_stride, depth);
+// C [6, columns] += A [6, depth] B [depth, columns] for columns that are a multiple of kLanes.
+template <class T>
+struct RegisterProduct {
+  using Unit = typename Tile<T>::Unit;
+  static constexpr int kRows = kTileRows;
+  static constexpr int kStep = 1;
+  static constexpr int kColumns = kLanes;
+
+  template <bool accumulate>
+  static void multiply(const Unit* a, int64_t a_stride, const Unit* b, int64_t b_stride, float* c, int64_t c_stride,
+                       int64_t depth, int64_t columns) {
+    int64_t j = 0;
+    for (; j + kPanel * kLanes <= columns; j += kPanel * kLanes) {
+      multiply_panel<T, kPanel, accumulate>(a, a_stride, b + j, b_stride, c + j, c_stride, depth);
+    }
+    const int64_t left = (columns - j) / kLanes;
+    if (left == 1) multiply_panel<T, 1, accumulate>(a, a_stride, b + j, b_stride, c + j, c_stride, depth);
+    if constexpr (kPanel > 2) {
+      if (left == 2) multiply_panel<T, 2, accumulate>(a, a_stride, b + j, b_stride, c + j, c_stride, depth);
+      if (left == 3) multiply_panel<T, 3, accumulate>(a, a_stride, b + j, b_stride, c + j, c_stride, depth);
+    }
   }
-  const int64_t left = (columns - j) / kLanes;
-  if (left == 1) multiply_panel<T, 1, accumulate>(a, a_stride, b + j, b_stride, c + j, c_stride, depth);
-  if constexpr (kPanel > 2) {
-    if (left == 2) multiply_panel<T, 2, accumulate>(a, a_stride, b + j, b_stride, c + j, c_stride, depth);
-    if (left == 3) multiply_panel<T, 3, accumulate>(a, a_stride, b + j, b_stride, c + j, c_stride, depth);
-  }
-}
+};
 
 // Rows [num_rows <= 64 of `dim`] -> [units of dim][64]: column j is row j, columns past the rows are zero.
 template <class T>
