@@ -38,6 +38,13 @@ class ModelLoadError(EngineError):
     retriable = False
 
 
+class KernelBuildError(EngineError):
+    """The operations cannot be compiled."""
+
+    code = "kernel_build_failed"
+    retriable = False
+
+
 class StreamStalledError(EngineError):
     """No token arrived within the streaming timeout."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.device import zeros
 from engine.inputs import ModelInputs
 from engine.models.layers import Weights, rotary_tables, spec_from_config
 from engine.models.rotation import CheckpointRotation
@@ -89,7 +90,7 @@ class LlamaForCausalLM:
         """An empty KV cache [N, L, 2, K, B, D]."""
         spec = self.spec
         shape = (num_blocks, spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim)
-        return torch.zeros(shape, dtype=self._mode.dtype)
+        return zeros(shape, self._mode.dtype)
 
     def forward(self, inputs: ModelInputs, cache: Tensor) -> Tensor:
         """Logits [R, V] of the wanted rows; the cache gains the KV of all T tokens."""

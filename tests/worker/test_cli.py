@@ -1,5 +1,7 @@
 """The command line as its users type it."""
 
+from pathlib import Path
+
 import pytest
 
 from worker.cli import main
@@ -30,3 +32,15 @@ def test_the_demo_answers_all_its_prompts_without_a_broker(capsys: pytest.Captur
     """Exit code 0 and a row for each prompt of the three classes."""
     assert _run(["demo", "--once", "--memory", "--engine", "scripted"]) == 0
     assert "finish reason" in capsys.readouterr().out
+
+
+def test_building_kernels_without_a_compiler_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An image build fails there, instead of shipping what its machines could not use."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["build-kernels", "--directory", str(tmp_path / "kernels")])
+    assert ended.value.code == 1
+    assert "no C++ compiler" in capsys.readouterr().err

@@ -115,6 +115,17 @@ def cancel(
     print(f"asked the workers to stop {request_id}", file=sys.stderr)
 
 
+@app.command("build-kernels", context_settings=CONTEXT)
+def build_kernels(
+    directory: Annotated[Path | None, typer.Option("--directory", help="Instead of the user's cache.")] = None,
+) -> None:
+    """Compile the operations of every CPU variant now, for an image or a machine without a compiler."""
+    from engine.device import build_kernels as build
+
+    for library in build(directory):
+        print(library)
+
+
 @topics_app.command("create", context_settings=CONTEXT)
 @with_settings
 def topics_create(
