@@ -65,7 +65,7 @@ class HeadNorms:
 
 
 class Linear(Protocol):
-    """A weight prepared once; the given weight need not outlive the preparation."""
+    """A weight prepared once; a weight that is kept as given is not copied."""
 
     @property
     def row_format(self) -> RowFormat:
@@ -85,10 +85,11 @@ class Kernels(Protocol):
     name: str
     note: str  # the variant that runs, or why it is not the fastest
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> Linear:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False) -> Linear:
         """Prepare weight [out, in] and bias [out]: as it is for dense rows, with one scale per output channel for int8
-        rows. Rotating the weight to fit rotated rows is done here. Raises ValueError for a format that this machine
-        cannot compute right."""
+        rows. Rotating the weight to fit rotated rows is done here. `wide` asks for products that are not rounded to
+        bfloat16, as logits should not be; a set that cannot gives rounded ones. Raises ValueError for a format that
+        this machine cannot compute right."""
 
     def add_rms_norm(
         self, residual: Tensor, delta: Product | None, weight: Tensor, eps: float, row_format: RowFormat

@@ -25,7 +25,7 @@ class TorchKernels:
         self.note = note
         self._step: CpuAttention | None = None  # of the latest plan: its layers follow one another
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> Linear:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False) -> Linear:
         if row_format.is_int8:
             return make_int8_linear(weight, bias, row_format)
         return make_linear(weight, bias, row_format)

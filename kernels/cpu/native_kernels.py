@@ -11,6 +11,7 @@ from kernels.cpu.int8 import make_int8_linear
 from kernels.cpu.linear import make_linear
 from kernels.cpu.native.ops import NativeOps
 from kernels.cpu.sharing import shared_groups
+from kernels.cpu.wide import WideLinear
 from kernels.rows import Product, QuantRows, RowFormat, Rows, ScaledRows
 
 
@@ -54,10 +55,12 @@ class NativeKernels:
     def quantise(self, x: Tensor) -> QuantRows:
         return QuantRows(*self._ops.quantise_rows(x))
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> Linear:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False) -> Linear:
         if row_format.is_int8:
             packed = make_int8_linear(weight, bias, row_format, self.quantise)
             return with_few_rows(packed, weight, self._ops) if self._few_rows else packed
+        if wide and bias is None and row_format is RowFormat.BF16:
+            return WideLinear(weight.to(torch.bfloat16).contiguous(), self._ops)
         return make_linear(weight, bias, row_format)
 
     def add_rms_norm(

@@ -14,10 +14,10 @@ class ReferenceKernels:
     name = "reference"
     note = "slow, for comparison"
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat) -> Linear:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False) -> Linear:
         if row_format.is_int8:
             return quant.ReferenceInt8Linear(*quant.quantise_weight(weight, row_format.hadamard), bias, row_format)
-        return layers.ReferenceLinear(weight, bias, row_format)
+        return layers.ReferenceLinear(weight, bias, row_format, torch.float32 if wide else weight.dtype)
 
     def add_rms_norm(
         self, residual: Tensor, delta: Product | None, weight: Tensor, eps: float, row_format: RowFormat

@@ -10,16 +10,17 @@ from kernels.rows import RowFormat, Rows
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLinear:
-    """x W^T + b, computed in float32 and rounded once to the dtype of the weight."""
+    """x W^T + b, computed in float32 and rounded once."""
 
     weight: Tensor  # [out, in]
     bias: Tensor | None
     row_format: RowFormat
+    dtype: torch.dtype  # of the products
 
     def __call__(self, rows: Rows) -> Tensor:
         assert isinstance(rows, Tensor), "a dense linear takes dense rows"
         y = rows.float() @ self.weight.float().T
-        return (y if self.bias is None else y + self.bias.float()).to(self.weight.dtype)
+        return (y if self.bias is None else y + self.bias.float()).to(self.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

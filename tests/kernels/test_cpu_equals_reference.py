@@ -45,6 +45,20 @@ def test_linear_equals_its_twin(name: str, dtype: torch.dtype, num_rows: int) ->
         assert_near(dense(ours), dense(twin), "linear", dtype)
 
 
+@torch.inference_mode()
+def test_logits_are_not_rounded_to_bfloat16_where_operations_are_compiled() -> None:
+    """Wide products are those of float32 over the same bfloat16 rows and weight."""
+    if "cpu-native" not in FAST:
+        pytest.skip(f"no native operations: {load_native()}")
+    torch.manual_seed(6)
+    weight, x = torch.randn(131, 48).bfloat16(), torch.randn(5, 48).bfloat16()
+    ours, twin = (
+        dense(k.pack_linear(weight, None, RowFormat.BF16, wide=True)(x))
+        for k in (select_kernels("cpu", prefer="cpu-native"), REFERENCE)
+    )
+    assert_near(ours, twin, "linear", torch.float32)
+
+
 @each
 @torch.inference_mode()
 def test_pointwise_operations_equal_their_twins(name: str, dtype: torch.dtype) -> None:

@@ -174,6 +174,19 @@ def test_int8_matvec_is_exact(ops: NativeOps, num_rows: int, width: int, num_out
     torch.testing.assert_close(ops.matvec(x, weight, scales, row_scales).double(), twin, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "width", "num_outputs"), [(1, 64, 37), (3, 33, 50), (65, 576, 197), (130, 48, 33)]
+)
+@torch.inference_mode()
+def test_wide_products_are_those_of_float32(ops: NativeOps, num_rows: int, width: int, num_outputs: int) -> None:
+    """For sizes that fill no tile, and for more rows than one block holds."""
+    torch.manual_seed(8)
+    x, weight = torch.randn(num_rows, width).bfloat16(), torch.randn(num_outputs, width).bfloat16()
+    torch.testing.assert_close(ops.wide_linear(x, weight), x.float() @ weight.float().T, rtol=1e-5, atol=1e-3)
+    with pytest.raises(RuntimeError, match="bfloat16"):
+        ops.wide_linear(x.float(), weight)
+
+
 def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
     """Schemas say what is mutated, and the shapes for tracing are right."""
     v4flash, x, gate_up = torch.ops.v4flash, torch.randn(3, 32), torch.randn(3, 64)
@@ -191,6 +204,7 @@ def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
         (v4flash.rotary_write_kv, (*rotary, None, None, 0.0)),
         (v4flash.attention, attention),
         (v4flash.matvec, (x, torch.randn(7, 32), None, None)),
+        (v4flash.wide_linear, (x.bfloat16(), torch.randn(7, 32).bfloat16())),
     ):
         torch.library.opcheck(op.default, args)
 

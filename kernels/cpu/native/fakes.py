@@ -64,6 +64,10 @@ def matvec(x: Tensor, weight: Tensor, weight_scales: Tensor | None, x_scales: Te
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
 
 
+def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
+
+
 def register_fakes() -> None:
     for fake in (
         add_rms_norm,
@@ -74,5 +78,6 @@ def register_fakes() -> None:
         rotary_write_kv,
         attention,
         matvec,
+        wide_linear,
     ):
         torch.library.register_fake(f"v4flash::{fake.__name__}", fake)

@@ -87,6 +87,10 @@ class NativeOps:
         the scales of the outputs [O] and of the rows [T]."""
         return _tensor(torch.ops.v4flash.matvec(x, weight, weight_scales, x_scales))
 
+    def wide_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, X] times weight [O, X], bfloat16, as they lie in memory -> [T, O] float32, not rounded."""
+        return _tensor(torch.ops.v4flash.wide_linear(x, weight))
+
 
 def _tensor(result: object) -> Tensor:
     assert isinstance(result, Tensor)

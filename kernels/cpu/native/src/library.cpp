@@ -18,6 +18,7 @@ TORCH_LIBRARY(v4flash, m) {
       "attention(Tensor query, Tensor cache, int layer, Tensor query_starts, Tensor kv_lens, Tensor block_tables,"
       " Tensor shared_groups) -> Tensor");
   m.def("matvec(Tensor x, Tensor weight, Tensor? weight_scales, Tensor? x_scales) -> Tensor");
+  m.def("wide_linear(Tensor x, Tensor weight) -> Tensor");
   m.def("use_amx(bool wanted) -> bool", v4flash::use_amx);
 }
 
@@ -30,4 +31,5 @@ TORCH_LIBRARY_IMPL(v4flash, CPU, m) {
   m.impl("rotary_write_kv", v4flash::rotary_write_kv);
   m.impl("attention", v4flash::attention);
   m.impl("matvec", v4flash::matvec);
+  m.impl("wide_linear", v4flash::wide_linear);
 }

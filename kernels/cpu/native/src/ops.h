@@ -27,4 +27,6 @@ Tensor matvec(const Tensor& x, const Tensor& weight, const OptionalTensor& weigh
 // Whether `attention` multiplies by tiles from now on: if wanted and the system grants it. The CPU must have them.
 bool use_amx(bool wanted);
 
+Tensor wide_linear(const Tensor& x, const Tensor& weight);
+
 }  // namespace v4flash

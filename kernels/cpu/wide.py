@@ -1,0 +1,24 @@
+"""A bfloat16 linear with float32 products, over the weight as it lies in memory: what gives logits.
+
+Rounded to eight bits the best tokens of a row often tie, and the choice between them is no longer the model's.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kernels.cpu.native.ops import NativeOps
+from kernels.rows import RowFormat, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class WideLinear:
+    """Keeps the given weight [out, in] and no copy of it: a tied head costs no memory."""
+
+    weight: Tensor
+    ops: NativeOps
+    row_format: RowFormat = RowFormat.BF16
+
+    def __call__(self, rows: Rows) -> Tensor:
+        assert isinstance(rows, Tensor), "a dense linear takes dense rows"
+        return self.ops.wide_linear(rows, self.weight)
