@@ -12,7 +12,8 @@
 namespace v4flash {
 namespace {
 
-void check_tables(const Tensor& cache, const Tensor& starts, const Tensor& lens, const Tensor& tables, int64_t num_rows) {
+void check_tables(const Tensor& cache, const Tensor& starts, const Tensor& lens, const Tensor& tables,
+                  int64_t num_rows) {
   for (const Tensor& t : {starts, lens, tables}) {
     TORCH_CHECK(t.scalar_type() == at::kInt && t.is_contiguous(), "lengths and tables must be contiguous int32");
   }
@@ -40,7 +41,8 @@ void check_groups(const Paged<T>& paged, const Tensor& groups) {
   const auto* g = groups.const_data_ptr<int32_t>();
   int64_t end = 0;  // of the groups so far
   for (int64_t i = 0; i < groups.size(0); ++i, g += 3) {
-    TORCH_CHECK(g[0] >= end && g[1] >= 1 && g[0] + g[1] <= paged.num_seqs, "shared_groups must be ascending and disjoint");
+    TORCH_CHECK(g[0] >= end && g[1] >= 1 && g[0] + g[1] <= paged.num_seqs,
+                "shared_groups must be ascending and disjoint");
     end = g[0] + g[1];
     for (int64_t s = g[0]; s < end; ++s) {
       TORCH_CHECK(g[2] >= 0 && g[2] * paged.block_size <= paged.kv_lens[s] - std::max<int64_t>(1, paged.query_len(s)),
@@ -80,7 +82,8 @@ void merge_row(float* parts, int64_t num_parts, int64_t dim, T* to) {
 
 template <class T, class Product>
 void attend(const Paged<T>& paged, const Tensor& groups) {
-  const AttentionTasks tasks = plan_attention(paged, groups.const_data_ptr<int32_t>(), groups.size(0));
+  const AttentionTasks tasks = plan_attention(paged, groups.const_data_ptr<int32_t>(), groups.size(0),
+                                              at::get_num_threads());
   const Tensor memory = at::empty({tasks.partial_size}, groups.options().dtype(at::kFloat));
   float* partials = memory.mutable_data_ptr<float>();
   const int64_t dim = paged.head_dim, num_many = static_cast<int64_t>(tasks.many.size());
@@ -109,10 +112,11 @@ void attend(const Paged<T>& paged, const Tensor& groups) {
       } else {
         const auto& task = tasks.few[i - num_many];
         if (!few) few.emplace(paged, tasks.max_few_rows);
-        few->run(task, next < num_tasks ? &tasks.few[next - num_many] : nullptr, [&](int64_t r, const Partial& partial) {
-          finish(paged.query_starts[task.seq] + r / paged.group, task.kv_head * paged.group + r % paged.group, task.part,
-                 partial);
-        });
+        const int64_t first_token = paged.query_starts[task.seq];
+        few->run(task, next < num_tasks ? &tasks.few[next - num_many] : nullptr,
+                 [&](int64_t kv_head, int64_t r, const Partial& partial) {
+                   finish(first_token + r / paged.group, kv_head * paged.group + r % paged.group, task.part, partial);
+                 });
       }
     });
   });

@@ -1,5 +1,5 @@
 // Attention of a few rows (decode): keys and values are read where they lie, each once for all heads of a group, while
-// the next tile is on its way from memory.
+// the next tile is on its way from memory. Key heads that lie side by side are read side by side.
 #pragma once
 #include "dot.h"
 #include "parallel.h"
@@ -9,29 +9,35 @@ namespace v4flash {
 
 // Rows are the heads of a group within tokens: row r is head r % group of token r / group of the sequence.
 struct FewTask {
-  int64_t seq, kv_head, first, end;  // keys first .. end of the sequence
+  int64_t seq, kv_head, num_kv_heads;  // these key heads, one after the other
+  int64_t first, end;                  // keys first .. end of the sequence
 };
 
 template <class T>
 class FewRows {
  public:
-  static constexpr int kSlice = 4;     // rows that share one pass over a tile in registers
-  static constexpr int kKeys = 64;     // of a tile
+  static constexpr int kSlice = 4;  // rows that share one pass over a tile in registers
+  static constexpr int kKeys = 32;  // of a tile
   static constexpr int kLineBytes = 64;
 
+  // For tasks of at most max_rows rows a key head.
   FewRows(const Paged<T>& paged, int64_t max_rows)
-      : paged_(paged), padded_((paged.head_dim + kLanes - 1) / kLanes * kLanes), scratch_(Scratch::of_thread<FewRows>()) {
-    scratch_.reset(bytes(max_rows));
-    query_ = scratch_.take<typename Dot<T>::Element>(max_rows * paged.head_dim);
-    values_ = scratch_.take<float>(max_rows * padded_);
-    max_ = scratch_.take<float>(max_rows);
-    sum_ = scratch_.take<float>(max_rows);
-    scores_ = scratch_.take<float>(kSlice * kKeys);
-    rows_ = scratch_.take<const T*>(kKeys);
-    next_rows_ = scratch_.take<const T*>(kKeys);
+      : paged_(paged), padded_((paged.head_dim + kLanes - 1) / kLanes * kLanes) {
+    const int64_t rows = max_rows * paged.num_kv_heads;
+    Scratch& scratch = Scratch::of_thread<FewRows>();
+    scratch.reset(Scratch::padded<float>(rows * paged.head_dim) + Scratch::padded<float>(rows * padded_) +
+                  2 * Scratch::padded<float>(rows) + Scratch::padded<float>(kSlice * kKeys) +
+                  2 * Scratch::padded<const T*>(kKeys));
+    query_ = scratch.take<typename Dot<T>::Element>(rows * paged.head_dim);
+    values_ = scratch.take<float>(rows * padded_);
+    max_ = scratch.take<float>(rows);
+    sum_ = scratch.take<float>(rows);
+    scores_ = scratch.take<float>(kSlice * kKeys);
+    rows_ = scratch.take<const T*>(kKeys);
+    next_rows_ = scratch.take<const T*>(kKeys);
   }
 
-  // finish(row, partial) is called for each row; `next` is what this thread does afterwards, if anything.
+  // finish(key head, row, partial) is called for each row; `next` is what this thread does afterwards, if anything.
   template <class Finish>
   void run(const FewTask& task, const FewTask* next, Finish finish) {
     const int64_t num_tokens = paged_.query_len(task.seq), num_rows = num_tokens * paged_.group;
@@ -42,39 +48,40 @@ class FewRows {
       const int count = tile_len(task, key);
       std::swap(rows_, next_rows_);
       prepare(task, key + kKeys, next);
-      for (int64_t r = 0; r < num_rows; r += kSlice) {
-        const int64_t left = num_rows - r;
-        const auto visible = [&](int64_t row) { return first_position + row / paged_.group + 1 - key; };
-        if (left >= 4) slice<4>(r, count, visible);
-        else if (left == 3) slice<3>(r, count, visible);
-        else if (left == 2) slice<2>(r, count, visible);
-        else slice<1>(r, count, visible);
+      const auto visible = [&](int64_t row) { return first_position + row / paged_.group + 1 - key; };
+      for (int64_t h = 0; h < task.num_kv_heads; ++h) {
+        head_offset_ = h * paged_.block_size * paged_.head_dim;
+        for (int64_t r = 0; r < num_rows; r += kSlice) {
+          const int64_t left = num_rows - r, at = h * num_rows + r;
+          const auto sees = [&](int64_t i) { return visible(r + i); };
+          if (left >= 4) slice<4>(at, count, r == 0, sees);
+          else if (left == 3) slice<3>(at, count, r == 0, sees);
+          else if (left == 2) slice<2>(at, count, r == 0, sees);
+          else slice<1>(at, count, r == 0, sees);
+        }
       }
     }
     prepared_ = next;
-    for (int64_t r = 0; r < num_rows; ++r) finish(r, Partial{max_[r], sum_[r], values_ + r * padded_});
+    for (int64_t i = 0; i < task.num_kv_heads * num_rows; ++i) {
+      finish(task.kv_head + i / num_rows, i % num_rows, Partial{max_[i], sum_[i], values_ + i * padded_});
+    }
   }
 
  private:
-  int64_t bytes(int64_t max_rows) const {
-    return Scratch::padded<float>(max_rows * paged_.head_dim) + Scratch::padded<float>(max_rows * padded_) +
-           2 * Scratch::padded<float>(max_rows) + Scratch::padded<float>(kSlice * kKeys) +
-           2 * Scratch::padded<const T*>(kKeys);
-  }
   static int tile_len(const FewTask& task, int64_t key) {
     return static_cast<int>(std::min<int64_t>(kKeys, task.end - key));
   }
 
   void start(const FewTask& task, int64_t num_rows) {
-    const int64_t dim = paged_.head_dim;
-    for (int64_t r = 0; r < num_rows; ++r) {
-      const T* q = paged_.query_row(paged_.query_starts[task.seq] + r / paged_.group,
-                                    task.kv_head * paged_.group + r % paged_.group);
-      for_lanes(dim, [&](int64_t i, int lanes) { store_lanes(query_ + r * dim + i, load_lanes(q + i, lanes), lanes); });
-      max_[r] = kLowest;
-      sum_[r] = 0;
+    const int64_t dim = paged_.head_dim, first_token = paged_.query_starts[task.seq];
+    for (int64_t i = 0; i < task.num_kv_heads * num_rows; ++i) {
+      const int64_t r = i % num_rows, head = (task.kv_head + i / num_rows) * paged_.group + r % paged_.group;
+      const T* q = paged_.query_row(first_token + r / paged_.group, head);
+      for_lanes(dim, [&](int64_t d, int lanes) { store_lanes(query_ + i * dim + d, load_lanes(q + d, lanes), lanes); });
+      max_[i] = kLowest;
+      sum_[i] = 0;
     }
-    std::fill_n(values_, num_rows * padded_, 0.f);
+    std::fill_n(values_, task.num_kv_heads * num_rows * padded_, 0.f);
   }
 
   // Finds the rows of the tile that comes after the present one, so that it can be prefetched.
@@ -89,24 +96,25 @@ class FewRows {
 
   void prefetch(int j, int64_t offset) const {
     if (j >= num_next_) return;
-    const char* line = reinterpret_cast<const char*>(next_rows_[j] + offset);
+    const char* line = reinterpret_cast<const char*>(next_rows_[j] + head_offset_ + offset);
     const int64_t size = paged_.head_dim * static_cast<int64_t>(sizeof(T));
     for (int64_t i = 0; i < size; i += kLineBytes) _mm_prefetch(line + i, _MM_HINT_T0);
   }
 
-  template <int num_rows, class Visible>
-  void slice(int64_t row, int count, Visible visible) {
-    const bool first = row == 0;  // prefetching once is enough
+  // Rows row .. row + num_rows of the state over the tile; the first slice of a head prefetches the next tile's.
+  template <int num_rows, class Sees>
+  void slice(int64_t row, int count, bool first, Sees sees) {
     const int width = (count + kLanes - 1) / kLanes * kLanes;
     for (int j = 0; j < width; j += kLanes) {
       if (first) {
         for (int i = 0; i < kLanes; ++i) prefetch(j + i, 0);
       }
-      for (int r = 0; r < num_rows; ++r) store(scores_ + r * kKeys + j, score(row + r, j, count));
+      score<num_rows>(row, j, count);
     }
     for (int r = 0; r < num_rows; ++r) {
-      const auto seen = static_cast<int>(std::min<int64_t>(count, visible(row + r)));
-      const float shrink = soften<precision>(scores_ + r * kKeys, width, seen, paged_.scale, max_[row + r], sum_[row + r]);
+      const auto seen = static_cast<int>(std::min<int64_t>(count, sees(r)));
+      float* line = scores_ + r * kKeys;
+      const float shrink = soften<precision>(line, width, seen, paged_.scale, max_[row + r], sum_[row + r]);
       scale_row(values_ + (row + r) * padded_, padded_, shrink);
     }
     if (first) {
@@ -124,21 +132,34 @@ class FewRows {
     }
   }
 
-  // Products of one query row with kLanes keys of the tile.
-  Vec score(int64_t row, int j, int count) const {
-    constexpr int step = Dot<T>::kWidth;
+  // Scores of query rows with kLanes keys of the tile, some keys at a time.
+  template <int num_rows>
+  void score(int64_t row, int j, int count) {
+    constexpr int step = Dot<T>::kWidth, some = kLanes / 4;
     const int64_t dim = paged_.head_dim;
     const auto* q = query_ + row * dim;
-    Vec sums[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      const T* k = rows_[std::min(j + i, count - 1)];
-      Vec sum = zero();
+    Vec sums[num_rows][kLanes];
+    for (int i = 0; i < kLanes; i += some) {
+      const T* keys[some];
+      for (int n = 0; n < some; ++n) keys[n] = rows_[std::min(j + i + n, count - 1)] + head_offset_;
+      Vec part[num_rows][some];
+      for (auto& line : part) std::fill_n(line, some, zero());
       int64_t d = 0;
-      for (; d + step <= dim; d += step) sum = Dot<T>::mac(sum, k + d, q + d);
-      if (d < dim) sum = Dot<T>::mac_n(sum, k + d, q + d, static_cast<int>(dim - d));
-      sums[i] = sum;
+      for (; d + step <= dim; d += step) {
+#pragma GCC unroll 4
+        for (int n = 0; n < some; ++n) {
+#pragma GCC unroll 4
+          for (int r = 0; r < num_rows; ++r) part[r][n] = Dot<T>::mac(part[r][n], keys[n] + d, q + r * dim + d);
+        }
+      }
+      for (int n = 0; n < some; ++n) {
+        for (int r = 0; r < num_rows; ++r) {
+          const auto left = static_cast<int>(dim - d);
+          sums[r][i + n] = left ? Dot<T>::mac_n(part[r][n], keys[n] + d, q + r * dim + d, left) : part[r][n];
+        }
+      }
     }
-    return row_sums(sums);
+    for (int r = 0; r < num_rows; ++r) store(scores_ + r * kKeys + j, row_sums(sums[r]));
   }
 
   // values[num_rows][offset ..] += probabilities [num_rows, count] times the values of the tile there.
@@ -149,7 +170,7 @@ class FewRows {
       for (int v = 0; v < vectors; ++v) sums[r][v] = load(to + r * padded_ + offset + v * kLanes);
     }
     for (int j = 0; j < count; ++j) {
-      const T* value = rows_[j] + paged_.value_offset + offset;
+      const T* value = rows_[j] + head_offset_ + paged_.value_offset + offset;
       if (with_prefetch) prefetch(j, paged_.value_offset);
       Vec x[vectors];
       for (int v = 0; v < vectors; ++v) x[v] = load_lanes(value + v * kLanes, lanes);
@@ -165,8 +186,7 @@ class FewRows {
 
   static constexpr Precision precision = std::is_same_v<T, BF16> ? Precision::kBF16 : Precision::kF32;
   const Paged<T>& paged_;
-  int64_t padded_;
-  Scratch& scratch_;
+  int64_t padded_, head_offset_ = 0;
   typename Dot<T>::Element* query_;
   float *values_, *max_, *sum_, *scores_;
   const T **rows_, **next_rows_;

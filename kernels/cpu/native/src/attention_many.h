@@ -78,7 +78,8 @@ class ManyRows {
   void start(const ManyTask& task) {
     std::fill_n(query_, kSlabRows * query_stride_, Unit{0});
     for (int64_t r = 0; r < task.num_rows; ++r) {
-      const T* q = paged_.query_row(task.first_token + r / paged_.group, task.kv_head * paged_.group + r % paged_.group);
+      const int64_t token = task.first_token + r / paged_.group;
+      const T* q = paged_.query_row(token, task.kv_head * paged_.group + r % paged_.group);
       for (int64_t u = 0; u < units_; u += kLanes) {
         const int64_t offset = u * Tile<T>::kDepth;
         store(reinterpret_cast<float*>(query_ + r * query_stride_ + u),

@@ -1,5 +1,5 @@
-// Divides the attention of a step into tasks. How the keys of a row are cut into parts depends on the lengths of its own
-// sequence and on the prefix it shares, never on how many threads or batch mates there are.
+// Divides the attention of a step into tasks. How the keys of a row are cut into parts depends on the lengths of its
+// own sequence and on the prefix it shares, never on how many threads or batch mates there are.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -10,6 +10,7 @@
 namespace v4flash {
 
 constexpr int64_t kMaxFewRows = 16;  // query rows of a sequence and key head that are read without packing
+constexpr int64_t kSeqsPerThread = 4;  // from so many on, a task is all heads of a sequence
 constexpr int64_t kChunkKeys = 256;  // of a part, where there are few rows
 
 struct AttentionTasks {
@@ -28,7 +29,7 @@ struct AttentionTasks {
 };
 
 template <class T>
-AttentionTasks plan_attention(const Paged<T>& paged, const int32_t* groups, int64_t num_groups) {
+AttentionTasks plan_attention(const Paged<T>& paged, const int32_t* groups, int64_t num_groups, int64_t num_threads) {
   AttentionTasks tasks;
   std::vector<int64_t> shared_keys(static_cast<size_t>(paged.num_seqs), 0);
   const int64_t slab_tokens = std::max<int64_t>(1, kSlabRows / paged.group);
@@ -45,6 +46,8 @@ AttentionTasks plan_attention(const Paged<T>& paged, const int32_t* groups, int6
     const ManyTask task{first, 0, 0, num_keys, paged.query_starts[first], 0, 0, false};
     add_slabs(task, paged.query_starts[end], 0);
   }
+  const bool is_busy = paged.num_seqs >= kSeqsPerThread * num_threads;
+  const int64_t heads_at_once = is_busy ? paged.num_kv_heads : 1;  // else the threads share the heads
   for (int64_t s = 0; s < paged.num_seqs; ++s) {
     const int64_t first_key = shared_keys[static_cast<size_t>(s)], num_keys = paged.kv_lens[s] - first_key;
     const int64_t num_tokens = paged.query_len(s), num_rows = num_tokens * paged.group, own = first_key > 0 ? 1 : 0;
@@ -52,9 +55,10 @@ AttentionTasks plan_attention(const Paged<T>& paged, const int32_t* groups, int6
     if (num_rows <= kMaxFewRows) {
       num_parts = own + (num_keys + kChunkKeys - 1) / kChunkKeys;
       if (num_rows > 0) tasks.max_few_rows = std::max(tasks.max_few_rows, num_rows);
-      for (int64_t k = 0; num_rows > 0 && k < paged.num_kv_heads; ++k) {
-        for (int64_t part = own, key = first_key; part < num_parts; ++part, key += kChunkKeys) {
-          tasks.few.push_back({{s, k, key, std::min<int64_t>(key + kChunkKeys, paged.kv_lens[s])}, part});
+      for (int64_t part = own, key = first_key; num_rows > 0 && part < num_parts; ++part, key += kChunkKeys) {
+        for (int64_t k = 0; k < paged.num_kv_heads; k += heads_at_once) {
+          const int64_t end = std::min<int64_t>(key + kChunkKeys, paged.kv_lens[s]);
+          tasks.few.push_back({{s, k, heads_at_once, key, end}, part});
         }
       }
     } else {

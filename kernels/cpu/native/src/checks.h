@@ -13,7 +13,8 @@ using OptionalTensor = std::optional<Tensor>;
 inline bool is_float(const Tensor& t) { return t.scalar_type() == at::kFloat || t.scalar_type() == at::kBFloat16; }
 
 inline void check_rows(const Tensor& t, int64_t dim, const char* name) {
-  TORCH_CHECK(t.dim() == dim && t.is_contiguous(), name, " must be contiguous of ", dim, " dimensions, not ", t.sizes());
+  TORCH_CHECK(t.dim() == dim && t.is_contiguous(), name, " must be contiguous of ", dim, " dimensions, not ",
+              t.sizes());
 }
 inline void check_float(const Tensor& t, int64_t dim, const char* name) {
   check_rows(t, dim, name);
