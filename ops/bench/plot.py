@@ -18,7 +18,9 @@ def plot(results: Results, file: Path) -> None:
     if not shown:
         return
     refusals = results.refusals()
-    figure, axes = pyplot.subplots(1, len(shown), figsize=(3.6 * len(shown), 3.8), layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, len(shown), figsize=(max(5.0, 3.6 * len(shown)), 3.8), layout="constrained", squeeze=False
+    )
     named: dict[str, object] = {}
     for axis, workload in zip(axes[0], shown, strict=True):
         metric, ticks, place = METRICS[workload][0], [], 0.0
@@ -32,21 +34,13 @@ def plot(results: Results, file: Path) -> None:
                 axis.text(place, value, f"{value:,.0f}", ha="center", va="bottom", fontsize=7)
                 tallest, place = max(tallest, value), place + 1
             limit = part["limit"][metric]
-            axis.annotate(
-                f"limit {limit:,.0f}",
-                ((start + place - 1) / 2, 1.0),
-                xycoords=("data", "axes fraction"),
-                ha="center",
-                va="top",
-                fontsize=7,
-                color="#a03030",
-            )
-            if limit < 1.6 * tallest:
-                axis.hlines(limit, start - 0.5, place - 0.5, color="#a03030", linewidth=1)
-                tallest = max(tallest, limit)
-            ticks.append(((start + place - 1) / 2, precision))
+            axis.hlines(limit, start - 0.5, place - 0.5, color="#a03030", linewidth=1.2)
+            middle = (start + place - 1) / 2
+            axis.text(middle, limit, f"limit {limit:,.0f}", ha="center", va="bottom", fontsize=7, color="#a03030")
+            tallest = max(tallest, limit)
+            ticks.append((middle, precision))
             place += 1
-        axis.set_ylim(0, tallest * 1.18)
+        axis.set_ylim(0, tallest * 1.08)
         axis.set_xticks([tick for tick, _ in ticks], [label for _, label in ticks])
         axis.set_title(f"{workload}: {metric} tokens/s", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
