@@ -83,6 +83,8 @@ class Scheduler:
         rows: list[ScheduledRow] = []
         self._make_room_for_urgent(now)
         suspect = next((r for r in self.policy.order([*self.running, *self.waiting], now) if r.num_failed_steps), None)
+        if suspect is not None and suspect.status is RequestStatus.WAITING:
+            self._make_room_for_suspect(suspect, now)
         budget = self.config.max_num_batched_tokens
         for request in self.policy.order(self.running, now):
             if request.status is not RequestStatus.RUNNING or (suspect and request is not suspect):
@@ -158,7 +160,7 @@ class Scheduler:
         for request in [only] if only else self.policy.order(self.waiting, now):
             if budget < 1 or request.status is not RequestStatus.WAITING:
                 break
-            if self._waits(request):
+            if only is None and self._waits(request):
                 continue
             if len(self.running) >= self.config.max_num_seqs:
                 break
@@ -186,6 +188,11 @@ class Scheduler:
                 if victim is None:
                     return
                 self.preempt(victim)
+
+    def _make_room_for_suspect(self, suspect: Request, now: float) -> None:
+        """Preempt until a request that has to run alone fits: nothing runs before it, so nothing else makes room."""
+        while self.running and (len(self.running) >= self.config.max_num_seqs or not self._fits_future_peak(suspect)):
+            self.preempt(max(self.running, key=lambda request: self.policy.key(request, now)))
 
     def _attach(self, request: Request, budget: int) -> int:
         """Start a waiting request if its blocks, and the future peak with it, fit; returns its tokens in this step."""

@@ -196,3 +196,24 @@ def test_what_can_never_run_is_refused_at_once() -> None:
         core.add(request("long", (1,) * 200))
     with pytest.raises(CacheCapacityError, match="KV blocks"):
         core.add(request("large", (1,) * 50, max_tokens=100))
+
+
+def test_after_a_failed_step_everybody_ends_although_all_together_outgrow_the_cache() -> None:
+    """Who runs alone after a failure gets its room from the others: nothing else would ever make it."""
+    core, runner = make_core(num_blocks=24)
+    for index in range(40):
+        core.scheduler.lengths.observe(
+            request(f"short{index}", (1,), output_token_ids=[1])
+        )  # so that all are admitted as short ones
+    for index, name in enumerate("abc"):
+        core.add(request(name, tuple(range(20 * index, 20 * index + 8)), 40, arrival_seconds=float(index)))
+    for _ in range(6):
+        core.step()
+    assert len(core.scheduler.running) == 3
+    runner.fail_steps = 1
+    core.step()
+    done = run(core)
+    assert {name: r.output_token_ids for name, r in done.items()} == {
+        r.request_id: expected(r.prompt_token_ids, 40) for r in done.values()
+    }
+    assert len(done) == 3
