@@ -51,7 +51,7 @@ class _Choice:
     num_tokens: int = 0
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
-    error: str | None = None
+    error: EngineError | None = None
     done: bool = False
 
 
@@ -68,7 +68,7 @@ class _Progress:
     request_id: str
     token: SampledRow | None
     finish_reason: FinishReason | None
-    error: str | None
+    error: EngineError | None
     num_cached_tokens: int
 
 
@@ -96,8 +96,17 @@ class Engine:
         return self._loaded
 
     async def start(self) -> None:
-        """Load the model in a thread and start the engine thread; raises ModelLoadError."""
-        self._loaded = await asyncio.to_thread(self._load)
+        """Load the model in a thread and start the engine thread.
+
+        Raises ModelLoadError, and EngineDeadError when it was closed meanwhile."""
+        try:
+            loaded = await asyncio.to_thread(self._load)
+        except EngineError as error:
+            self.health.reason = str(error)
+            raise
+        if self._closed:
+            raise EngineDeadError("the engine was closed while it loaded")
+        self._loaded = loaded
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(loop, self._loaded.core), name="engine", daemon=True)
         self._thread.start()
@@ -171,7 +180,7 @@ class Engine:
         if choice.done or not (choice.tokens or choice.finish_reason or choice.error):
             return None
         if choice.error is not None:
-            raise EngineError(choice.error)
+            raise choice.error
         tokens, choice.tokens = choice.tokens, []
         text = ""
         taken: list[SampledRow] = []
@@ -219,7 +228,7 @@ class Engine:
         try:
             core.add(sequence)
         except EngineError as error:
-            failed = _Progress(sequence.request_id, None, FinishReason.ERROR, str(error), 0)
+            failed = _Progress(sequence.request_id, None, FinishReason.ERROR, error, 0)
             self._hand_over(loop, [failed], core.stats())
 
     def _abort(self, request_id: str) -> None:
@@ -246,7 +255,7 @@ class Engine:
                     for r, token in result.advanced
                 ]
                 progress += [
-                    _Progress(request_id, None, ended[request_id].finish_reason, error, 0)
+                    _Progress(request_id, None, ended[request_id].finish_reason, EngineError(error), 0)
                     for request_id, error in result.errors.items()
                 ]
                 self._hand_over(loop, progress, core.stats())
@@ -292,8 +301,10 @@ class Engine:
         self._fail_all(reason)
 
     def _fail_all(self, reason: str) -> None:
+        """Tell every reader that it is the engine that ended: its request may run elsewhere."""
         for stream, choice in self._streams.values():
-            choice.error = reason
+            if choice.finish_reason is None:  # whose last token has come is answered still
+                choice.error = EngineDeadError(reason)
             stream.news.set()
 
 

@@ -1,0 +1,161 @@
+"""The engine thread and its facade: whatever ends the thread, no reader waits for ever and none is told a wrong end."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from engine.api import FinishReason, GenerateRequest, ModelInfo
+from engine.batch import SampledRow, ScheduledBatch
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.engine import Engine, LoadedModel
+from engine.errors import EngineDeadError, EngineError, ModelLoadError
+from engine.sampling_params import SamplingParams
+from engine.scripted import ByteTokenizer
+
+LETTER = 65
+
+
+class GatedTokenizer(ByteTokenizer):
+    eos_token_ids: frozenset[int] = frozenset()
+
+    def decode(self, token_ids: list[int]) -> str:
+        return bytes(token_ids).decode("ascii")
+
+
+class GatedRunner:
+    """Answers with one letter; a step starts when the gate is open, and may be made to fail."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        self.batch = ScheduledBatch()
+
+    def launch(self, batch: ScheduledBatch) -> None:
+        self.gate.wait(10)
+        if self.failure is not None:
+            raise self.failure
+        self.batch = batch
+
+    def sample(self) -> None:
+        pass
+
+    def collect(self) -> list[SampledRow]:
+        return [SampledRow(row.request_id, LETTER) for row in self.batch.rows if row.sample]
+
+
+def loader(runner: GatedRunner, *, before: Callable[[], object] = lambda: None) -> Callable[[], LoadedModel]:
+    config = EngineConfig(block_size=4, num_blocks=64, max_num_seqs=4, max_model_len=64)
+
+    def load() -> LoadedModel:
+        before()
+        tokenizer = GatedTokenizer()
+        return LoadedModel(ModelInfo("m", 64, 256), tokenizer, EngineCore(config, runner, check=True), "digest")  # type: ignore[arg-type]
+
+    return load
+
+
+async def answer(engine: Engine, *, max_tokens: int = 8, name: str = "r", **fields: object) -> tuple[str, FinishReason]:
+    text, reason = "", None
+    params = SamplingParams(max_tokens=max_tokens, **fields)  # type: ignore[arg-type]
+    async for delta in engine.generate(GenerateRequest(name, (1, 2, 3), params)):
+        text, reason = text + delta.text, delta.finish_reason
+    assert reason is not None
+    return text, reason
+
+
+async def test_a_started_engine_answers_and_ends_its_thread() -> None:
+    """The way through inbox, thread and back; after `close` nobody is served."""
+    engine = Engine(loader(GatedRunner()))
+    await engine.start()
+    assert await answer(engine) == ("A" * 8, FinishReason.LENGTH)
+    assert await answer(engine, stop=("AAA",)) == ("", FinishReason.STOP)
+    await engine.close()
+    await engine.close()
+    with pytest.raises(EngineDeadError):
+        await answer(engine)
+
+
+async def test_an_engine_closed_while_it_loads_never_becomes_ready() -> None:
+    """Otherwise it would take prompts with no thread behind it, and they would wait for ever."""
+    release = threading.Event()
+    engine = Engine(loader(GatedRunner(), before=lambda: release.wait(10)))
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(0)
+    await engine.close()
+    release.set()
+    with pytest.raises(EngineDeadError):
+        await starting
+    assert not engine.health.ready
+    with pytest.raises(EngineDeadError):
+        await answer(engine)
+
+
+async def test_a_load_that_fails_says_why() -> None:
+    """In what `start` raises and in what /health shows."""
+
+    def load() -> LoadedModel:
+        raise ModelLoadError("tensor blk.3 is missing")
+
+    engine = Engine(load)
+    with pytest.raises(ModelLoadError):
+        await engine.start()
+    assert not engine.health.ready and "blk.3" in engine.health.reason
+    await engine.close()
+
+
+async def test_a_dead_engine_thread_is_no_fault_of_its_requests() -> None:
+    """Their readers get EngineDeadError, on which a worker leaves the record for another; new ones get it at once."""
+    runner = GatedRunner()
+    runner.gate.clear()
+    loaded = loader(runner)()
+    engine = Engine(lambda: loaded)
+    await engine.start()
+    waiting = [asyncio.create_task(answer(engine, name=name)) for name in ("a", "b")]
+    await asyncio.sleep(0)
+
+    def broken(*_: object) -> None:
+        raise AssertionError("bookkeeping")
+
+    loaded.core.scheduler.update = broken  # type: ignore[method-assign]
+    runner.gate.set()
+    for task in waiting:
+        with pytest.raises(EngineDeadError):
+            await task
+    assert not engine.health.ready
+    with pytest.raises(EngineDeadError):
+        await answer(engine)
+    await engine.close()
+
+
+async def test_closing_ends_running_streams_as_dead_and_not_as_failed() -> None:
+    """A request cut off by a close has no terminal error: it may run elsewhere."""
+    runner = GatedRunner()
+    engine = Engine(loader(runner))
+    await engine.start()
+    runner.gate.clear()
+    task = asyncio.create_task(answer(engine))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    runner.gate.set()
+    with pytest.raises(EngineDeadError):
+        await task
+    await closing
+
+
+async def test_a_request_whose_step_fails_alone_gets_an_error_and_the_engine_goes_on() -> None:
+    """One bad request fails alone, with a message that holds no text of the exception."""
+    runner = GatedRunner()
+    engine = Engine(loader(runner))
+    await engine.start()
+    runner.failure = RuntimeError("secret")
+    with pytest.raises(EngineError) as caught:
+        await answer(engine)
+    assert not isinstance(caught.value, EngineDeadError) and "secret" not in str(caught.value)
+    runner.failure = None
+    assert await answer(engine) == ("A" * 8, FinishReason.LENGTH)
+    await engine.close()
