@@ -1,6 +1,6 @@
 """Guesses from history: how long an answer gets, and how long a step takes. A wrong guess costs time, never blocks."""
 
-from collections import defaultdict, deque
+from collections import OrderedDict, deque
 
 from engine.request import Request
 
@@ -8,23 +8,37 @@ from engine.request import Request
 class OutputLengthPredictor:
     """Remaining tokens of a request: a quantile of past outputs of its (tenant, operation), at most `max_tokens`.
 
-    An overrun takes the same quantile of the longer outputs; without history the answer is `max_tokens`.
+    An overrun takes the same quantile of the longer outputs; without history the answer is `max_tokens`. Remembers the
+    `max_histories` pairs that answered last: clients may name tenants without end.
     """
 
-    def __init__(self, *, quantile: float = 0.9, max_samples: int = 256, min_samples: int = 16) -> None:
+    def __init__(
+        self, *, quantile: float = 0.9, max_samples: int = 256, min_samples: int = 16, max_histories: int = 1024
+    ) -> None:
         self._quantile = quantile
         self._min_samples = min_samples
-        self._history: dict[tuple[str, str], deque[int]] = defaultdict(lambda: deque(maxlen=max_samples))
+        self._max_samples = max_samples
+        self._max_histories = max_histories
+        self._history: OrderedDict[tuple[str, str], deque[int]] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"OutputLengthPredictor(histories={len(self._history)})"
 
     def remaining_tokens(self, request: Request) -> int:
         done = len(request.output_token_ids)
-        longer = sorted(length for length in self._history[request.tenant, request.operation] if length > done)
+        longer = sorted(
+            length for length in self._history.get((request.tenant, request.operation), ()) if length > done
+        )
         if len(longer) < self._min_samples:
             return request.max_new_tokens
         return min(longer[int(self._quantile * (len(longer) - 1))] - done, request.max_new_tokens)
 
     def observe(self, request: Request) -> None:
-        self._history[request.tenant, request.operation].append(len(request.output_token_ids))
+        key = (request.tenant, request.operation)
+        self._history.setdefault(key, deque(maxlen=self._max_samples)).append(len(request.output_token_ids))
+        self._history.move_to_end(key)
+        if len(self._history) > self._max_histories:
+            self._history.popitem(last=False)
 
 
 class StepTimePredictor:
