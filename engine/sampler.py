@@ -131,7 +131,10 @@ def _logprobs(
     indexes = list(wanted)
     logprobs = logits[indexes].log_softmax(dim=1)
     own = logprobs.gather(1, chosen[indexes, None]).squeeze(1).tolist()
-    best = logprobs.topk(min(max(wanted.values()), logits.shape[1]), dim=1)
-    for index, logprob, ids, values in zip(indexes, own, best.indices.tolist(), best.values.tolist(), strict=True):
-        found[index] = (logprob, list(zip(ids, values, strict=True))[: wanted[index]])
+    # One list length at a time: which of equal tokens topk names depends on how many it is asked for.
+    for count in set(wanted.values()):
+        same = [place for place, index in enumerate(indexes) if wanted[index] == count]
+        best = logprobs[same].topk(min(count, logits.shape[1]), dim=1)
+        for place, ids, values in zip(same, best.indices.tolist(), best.values.tolist(), strict=True):
+            found[indexes[place]] = (own[place], list(zip(ids, values, strict=True)))
     return found

@@ -144,3 +144,13 @@ def test_extreme_settings_still_give_a_token() -> None:
     table = logits(1)
     for settings in ({"temperature": 1e-300}, {"temperature": 1e-4}, {"top_p": 1e-9}, {"min_p": 1.0}):
         assert Sampler(VOCABULARY).sample(table, [row(**settings)]).token_ids == [int(table.argmax())]
+
+
+def test_the_alternatives_of_a_row_do_not_depend_on_how_many_its_mates_ask_for() -> None:
+    """Also among equal logits, of which a longer list may name other ones first."""
+    sampler = Sampler(5_000)
+    rows = [row(temperature=0.0, logprobs=2), row(temperature=0.0, logprobs=20), row(temperature=0.0, logprobs=0)]
+    for seed in range(20):
+        table = (torch.randn(3, 5_000, generator=torch.Generator().manual_seed(seed)) * 2).round()
+        together = sampler.sample(table, rows).logprobs
+        assert together == [sampler.sample(table[i : i + 1], [rows[i]]).logprobs[0] for i in range(3)]
