@@ -36,8 +36,7 @@ class DeltaWatch:
     def cancel(self) -> None:
         """End the wait that runs, or the next one, with RequestCancelled."""
         self._cancelled = True
-        if self._scope is not None:
-            self._scope.reschedule(0.0)
+        self._interrupt()
 
     def check(self) -> None:
         """Raise RequestCancelled or DeadlineExceeded when it is so."""
@@ -77,6 +76,11 @@ class DeltaWatch:
         if self._scope is None:
             return  # nobody waits; the next wait sets it again
         if loop.time() >= self._until:
-            self._scope.reschedule(loop.time())
+            self._interrupt()
         else:
             self._timer = loop.call_at(self._until, self._ring)
+
+    def _interrupt(self) -> None:
+        """End the wait that runs, if one does and it is not ending already."""
+        if self._scope is not None and not self._scope.expired():
+            self._scope.reschedule(0.0)

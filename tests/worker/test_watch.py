@@ -58,3 +58,18 @@ async def test_a_deadline_and_a_cancel_end_the_wait():
     with pytest.raises(RequestCancelled):
         await watch.next(deltas_then_silence(0))
     watch.close()
+
+
+@pytest.mark.parametrize("num_turns", [0, 1, 2])
+async def test_a_second_cancel_is_harmless_at_any_time(num_turns: int):
+    """Also while the first one is ending the wait: it comes from the reader of all cancels, which must not fall."""
+    watch = watch_of()
+    waiting = asyncio.create_task(watch.next(deltas_then_silence(0)))
+    await asyncio.sleep(0)
+    watch.cancel()
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    watch.cancel()
+    with pytest.raises(RequestCancelled):
+        await waiting
+    watch.close()
