@@ -1,6 +1,6 @@
 """Which tokens of which requests the next step runs: one synchronous decision, without a tensor or a clock."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.api import FinishReason, PriorityClass
@@ -177,16 +177,20 @@ class Scheduler:
         return True
 
     def _make_room_for_urgent(self, now: float) -> None:
-        """Preempt work of lower classes until the urgent requests that wait have slots and blocks."""
+        """Preempt work of lower classes until the urgent requests that wait have slots and blocks; none in vain."""
         slots_wanted = 0
         for request in self.policy.order(self.waiting, now):
             if request.priority is not PriorityClass.URGENT:
                 continue
             slots_wanted += 1
-            while len(self.running) + slots_wanted > self.config.max_num_seqs or not self._fits_future_peak(request):
-                victim = self.policy.victim_for(request, self.running, now)
+            left, victims = list(self.running), []
+            while len(left) + slots_wanted > self.config.max_num_seqs or not self._fits_future_peak(request, left):
+                victim = self.policy.victim_for(request, left, now)
                 if victim is None:
                     return
+                left.remove(victim)
+                victims.append(victim)
+            for victim in victims:
                 self.preempt(victim)
 
     def _make_room_for_suspect(self, suspect: Request, now: float) -> None:
@@ -210,13 +214,14 @@ class Scheduler:
         self.running.append(request)
         return num_new
 
-    def _fits_future_peak(self, candidate: Request) -> bool:
-        """Whether predicted lengths keep the cache within its size until everybody has finished.
+    def _fits_future_peak(self, candidate: Request, running: Sequence[Request] | None = None) -> bool:
+        """Whether predicted lengths keep the cache within its size until everybody has finished, beside all that run
+        or beside those given.
 
         Longest remaining first, the peak is the largest sum, over i, of what the first i requests hold when the i-th
         ends. Alone a request always fits: what can never run is refused before it comes here.
         """
-        requests = [*self.running, candidate]
+        requests = [*(self.running if running is None else running), candidate]
         if len(requests) == 1:
             return True
         size, peak, held = self.config.block_size, 0, 0

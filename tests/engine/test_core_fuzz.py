@@ -189,6 +189,19 @@ def test_an_urgent_arrival_takes_a_slot_of_a_full_batch_in_the_next_step() -> No
     assert all(r.output_token_ids == expected(r.prompt_token_ids, r.params.max_tokens) for r in run(core).values())
 
 
+def test_nobody_is_preempted_for_an_urgent_request_that_would_not_fit_even_then() -> None:
+    """Where another urgent request holds the room, work of lower classes goes on: its loss would serve nobody."""
+    core, _ = make_core(max_model_len=96)
+    core.add(request("first", tuple(range(8)), 64, priority=PriorityClass.URGENT))
+    core.add(request("bulk", tuple(range(30, 34)), 12, priority=PriorityClass.BULK, arrival_seconds=1.0))
+    core.step()
+    core.add(request("second", tuple(range(50, 58)), 40, priority=PriorityClass.URGENT, arrival_seconds=2.0))
+    result = core.step()
+    assert {r.request_id for r, _ in result.advanced} == {"first", "bulk"}
+    assert core.scheduler.num_preemptions == 0
+    assert all(r.output_token_ids == expected(r.prompt_token_ids, r.params.max_tokens) for r in run(core).values())
+
+
 def test_what_can_never_run_is_refused_at_once() -> None:
     """Too long for the context or for the cache is an error at add, not a request that waits for ever."""
     core, _ = make_core(max_model_len=200)
