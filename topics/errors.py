@@ -25,6 +25,7 @@ class ErrorCode(StrEnum):
     CACHE_CAPACITY_EXCEEDED = "cache_capacity_exceeded"
     REQUEST_ID_CONFLICT = "request_id_conflict"
     CANCELLED = "cancelled"
+    QUARANTINED = "quarantined"
     RATE_LIMITED = "rate_limited"
     REPLY_TOO_LARGE = "reply_too_large"
     STREAMING_TIMEOUT = "streaming_timeout"

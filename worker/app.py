@@ -20,19 +20,23 @@ import structlog
 from engine.api import GenerationEngine, PriorityClass
 from topics.names import TopicNames
 from topics.routes import RouteTable
+from worker.admission import Admission, AdmissionPolicy, Start
 from worker.assignment import Assignment
 from worker.backpressure import Backpressure
 from worker.broker.api import Broker, BrokerError, BrokerUnavailableError, Record
-from worker.cancel import CancelBook, CancelReader
+from worker.cancel import CancelBook
 from worker.client_lifecycle import bounded, started
 from worker.clock import Clock
+from worker.commit_metadata import MetadataCodec
 from worker.committer import Committer
+from worker.control import ControlReader
 from worker.dead_letter import DeadLetters
 from worker.fair_queue import FairQueue
 from worker.identities import Identities
 from worker.intake import Intake
 from worker.job import Job
 from worker.job_services import JobLimits, JobServices
+from worker.lease import AnsweredBook, done_record, parse_done
 from worker.observer import NullObserver, Observer
 from worker.offsets import OffsetTracker
 from worker.replies.routes import ReplyRoutes
@@ -74,26 +78,35 @@ class WorkerApp:
         self._control = broker.reader([self._names.control], from_beginning=True)
         self._cancels = CancelBook()
         self._tracker = OffsetTracker(max_inflight_per_partition=settings.max_inflight_per_partition)
+        self._codec = MetadataCodec()
+        self._answered = AnsweredBook()
+        policy = AdmissionPolicy(settings.quarantine_after, settings.lease_seconds)
+        self._admission = Admission(self._tracker, policy, self._answered)
         self._assignment = Assignment(
             self._tracker,
+            self._admission,
+            self._codec,
             clock,
             from_beginning=settings.from_beginning,
             max_replay_age_seconds=settings.max_replay_age_seconds,
+            lease_seconds=settings.lease_seconds,
         )
         self._subscription = Subscription(
             partial(broker.consumer, settings.group_id), self._assignment, self._routes, self._admin
         )
-        self._committer = Committer(self._subscription, self._tracker)
+        self._committer = Committer(self._subscription, self._tracker, self._codec)
         self._assignment.bind(self._subscription, self._committer)
         self._intake = Intake(
             self._subscription,
             self._assignment,
             self._tracker,
+            self._admission,
             queue=FairQueue(settings.class_weights),
             backpressure=Backpressure(settings.thresholds, dwell_seconds=settings.backpressure_dwell_seconds),
             stats=engine.stats,
             class_of=self._class_of,
             empty_tails=partial(empty_tails, broker),
+            mark=self._committer.mark,
             max_inflight_requests=settings.max_inflight_requests,
             clock=clock,
             observer=self._observer,
@@ -124,7 +137,7 @@ class WorkerApp:
         Raises what makes serving impossible (dead engine, broker out of reach); unfinished prompts stay uncommitted.
         """
         services = self._services()
-        cancels = CancelReader(self._control, self._cancels)
+        control = ControlReader(self._control, (self._cancels.take, self._take_done))
         async with AsyncExitStack() as leaving:
             for client in (self._admin, self._subscription, self._producer, self._control):
                 leaving.push_async_callback(bounded, client.stop, LEAVE_SECONDS)
@@ -134,37 +147,57 @@ class WorkerApp:
                 log.info("model loaded", model=self._engine.model.name, kernels=self._engine.model.kernels)
             for client in (self._admin, self._producer, self._control):
                 await started(client)
-            await cancels.catch_up()
+            self._codec.bind(await self._admin.cluster_id())
+            await control.catch_up()
             await started(self._subscription)
             async with asyncio.TaskGroup() as tasks:
                 background = [
-                    tasks.create_task(work) for work in (cancels.run(), self._committer.run(), self._subscription.run())
+                    tasks.create_task(work) for work in (control.run(), self._committer.run(), self._subscription.run())
                 ]
                 async with asyncio.TaskGroup() as jobs:
                     await self._intake.run(
-                        lambda record, cls: self._admit(services, jobs, record, cls),
+                        lambda start, log: self._admit(services, jobs, start, log),
                         stop=self._stop,
                         until_end=until_end,
                     )
                     await self._drain(None if until_end and not self._stop.is_set() else self._settings.grace_seconds)
                 for task in background:
                     task.cancel()
+            self._tracker.given_up()
             await self._commit_at_last(must=until_end and not self._stop.is_set())
 
-    def _admit(self, services: JobServices, jobs: asyncio.TaskGroup, record: Record, cls: PriorityClass) -> None:
-        task = jobs.create_task(self._serve(services, record, cls))
+    def _admit(self, services: JobServices, jobs: asyncio.TaskGroup, start: Start, log_number: int) -> None:
+        task = jobs.create_task(self._serve(services, start, log_number))
         self._jobs.add(task)
         task.add_done_callback(self._jobs.discard)
 
-    async def _serve(self, services: JobServices, record: Record, cls: PriorityClass) -> None:
+    async def _serve(self, services: JobServices, start: Start, log_number: int) -> None:
+        record = start.held.record
         route = self._routes.match(record.topic)
         assert route is not None, record.topic
         try:
-            await Job(services, record, route, cls).run()
-            self._tracker.finished(record.tp, record.offset)
+            await Job(services, start.held, route, quarantined=start.quarantined).run()
+            self._tracker.finished(record.tp, record.offset, log_number)
             self._committer.progressed()
+            if not self._tracker.is_assigned(record.tp):
+                await self._tell_new_owner(services, record)
         finally:
             self._intake.released()
+
+    async def _tell_new_owner(self, services: JobServices, record: Record) -> None:
+        key, value = done_record(record)
+        try:
+            await services.producer.send(services.control_topic, value, key=key)
+        except BrokerError as error:  # its lease runs out, and the prompt is answered twice
+            log.warning("the new owner was not told of an answer", error=type(error).__name__)
+
+    def _take_done(self, record: Record) -> None:
+        told = parse_done(record)
+        if told is not None:
+            self._answered.add(told)
+            if self._admission.answered(told):
+                self._committer.progressed()
+                self._intake.changed()
 
     async def _drain(self, grace_seconds: float | None) -> None:
         """Wait for the running jobs; those that outlive the grace are aborted and stay for redelivery."""

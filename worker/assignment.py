@@ -4,27 +4,43 @@ import asyncio
 import contextlib
 from collections.abc import Collection
 
+from worker.admission import Admission
 from worker.broker.api import BrokerError, Consumer, TopicPartition
 from worker.clock import Clock
+from worker.commit_metadata import EMPTY, MetadataCodec
 from worker.committer import Committer
-from worker.offsets import OffsetTracker
+from worker.offsets import OffsetTracker, Start
 
 REVOKE_COMMIT_SECONDS = 1.0
 
 
 class Assignment:
-    """A partition is open from the moment its start is known until it is revoked."""
+    """A partition is open from the moment its start is known until it is revoked. `epoch` changes with every step of
+    a rebalance: records that were asked for in another one may not be counted."""
 
     def __init__(
-        self, tracker: OffsetTracker, clock: Clock, *, from_beginning: bool, max_replay_age_seconds: float
+        self,
+        tracker: OffsetTracker,
+        admission: Admission,
+        codec: MetadataCodec,
+        clock: Clock,
+        *,
+        from_beginning: bool,
+        max_replay_age_seconds: float,
+        lease_seconds: float,
     ) -> None:
+        self.epoch = 0
         self.open: set[TopicPartition] = set()
         self.ends: dict[TopicPartition, int] = {}
         self.positions: dict[TopicPartition, int] = {}
+        self.starts: dict[TopicPartition, int] = {}
         self.paused: frozenset[TopicPartition] = frozenset()
         self.known = asyncio.Event()
         self._tracker = tracker
+        self._admission = admission
+        self._codec = codec
         self._clock = clock
+        self._lease_ms = int(lease_seconds * 1000)
         self._from_beginning = from_beginning
         self._max_replay_age = max_replay_age_seconds
         self._consumer: Consumer | None = None
@@ -35,17 +51,20 @@ class Assignment:
         self._consumer, self._committer = consumer, committer
 
     async def on_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self.epoch += 1
         self.open -= set(revoked)
         assert self._committer is not None
+        self._admission.forget(revoked)
+        last = self._tracker.hand_over(revoked, leased_until_ms=self._clock.wall_ms() + self._lease_ms)
         with contextlib.suppress(BrokerError, TimeoutError):
             async with asyncio.timeout(REVOKE_COMMIT_SECONDS):
-                await self._committer.commit()
-        self._tracker.revoke(revoked)
+                await self._committer.hand_over(last)
 
     async def on_assigned(self, assigned: Collection[TopicPartition]) -> None:
         consumer = self._consumer
         assert consumer is not None
         consumer.pause(self.paused & set(assigned))
+        self.epoch += 1
         self.open.clear()
         committed = await consumer.committed(assigned)
         ends = await consumer.end_offsets(assigned)
@@ -56,11 +75,20 @@ class Assignment:
             since = 0 if everything else self._clock.wall_ms() - int(self._max_replay_age * 1000)
             for tp, offset in (await consumer.offsets_for_time(fresh, since)).items():
                 starts[tp] = ends[tp] if offset is None else offset
-                consumer.seek(tp, starts[tp])
-        self._tracker.assign({tp: None if committed.get(tp) is None else starts[tp] for tp in assigned})
+        found = {}
+        for tp in assigned:
+            commit = committed.get(tp)
+            decoded = commit and self._codec.decode(tp, commit.metadata, base=commit.offset, end=ends[tp])
+            found[tp] = Start(commit and commit.offset, decoded or EMPTY, ends[tp])
+            consumer.seek(tp, starts[tp])  # also where it is there already: a poll may have passed it meanwhile
+        self._admission.forget_all()
+        self._tracker.assign(found)
+        self.starts = starts
+        self._admission.assigned(self._clock.now())
         self.positions = {tp: max(starts[tp], self.positions.get(tp, 0)) for tp in assigned}
         for tp in assigned:
             self.ends.setdefault(tp, ends[tp])
+        self.epoch += 1
         self.open = set(assigned)
         self.known.set()
 

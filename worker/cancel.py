@@ -1,17 +1,15 @@
-"""Cancelled requests: what the control topic says, and who is told. Every worker reads the whole topic."""
+"""Cancelled requests: what the control topic says, and who is told."""
 
 import json
 from collections import OrderedDict
 from collections.abc import Callable
 
-from worker.broker.api import Reader, Record
+from worker.broker.api import Record
 
 CancelKey = tuple[str, str]
 """Tenant and request id."""
 
 MAX_REMEMBERED = 100_000
-POLL_RECORDS = 500
-POLL_SECONDS = 0.2
 
 
 def cancel_record(tenant: str, request_id: str) -> tuple[bytes, bytes]:
@@ -48,6 +46,12 @@ class CancelBook:
         for tell in tuple(self._listeners.get(key, ())):
             tell()
 
+    def take(self, record: Record) -> None:
+        """A record of the control topic; what is no cancel is ignored."""
+        key = parse_cancel(record)
+        if key is not None:
+            self.cancel(key)
+
     def is_cancelled(self, key: CancelKey) -> bool:
         return key in self._cancelled
 
@@ -59,27 +63,3 @@ class CancelBook:
         listeners.remove(tell)
         if not listeners:
             del self._listeners[key]
-
-
-class CancelReader:
-    """Feeds the book from the control topic."""
-
-    def __init__(self, reader: Reader, book: CancelBook) -> None:
-        self._reader = reader
-        self._book = book
-
-    async def catch_up(self) -> None:
-        """Returns when all cancels that are there now are in the book."""
-        while not await self._reader.at_end():
-            await self._take()
-
-    async def run(self) -> None:
-        """Follow the topic until cancelled."""
-        while True:
-            await self._take()
-
-    async def _take(self) -> None:
-        for record in await self._reader.poll(POLL_RECORDS, POLL_SECONDS):
-            key = parse_cancel(record)
-            if key is not None:
-                self._book.cancel(key)

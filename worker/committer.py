@@ -2,20 +2,28 @@
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 
-from worker.broker.api import BrokerError, CommitRejectedError, Consumer, OffsetCommit
-from worker.offsets import OffsetTracker
+from worker.broker.api import BrokerError, CommitRejectedError, Consumer, OffsetCommit, TopicPartition
+from worker.commit_metadata import MetadataCodec
+from worker.offsets import OffsetTracker, Progress
+
+MARK_SECONDS = 1.0
 
 
 class Committer:
     """Commits soon after progress, at most once an interval; a rejected or failed commit is tried again later."""
 
-    def __init__(self, consumer: Consumer, tracker: OffsetTracker, *, interval_seconds: float = 0.5) -> None:
+    def __init__(
+        self, consumer: Consumer, tracker: OffsetTracker, codec: MetadataCodec, *, interval_seconds: float = 0.5
+    ) -> None:
         self._consumer = consumer
         self._tracker = tracker
+        self._codec = codec
         self._interval = interval_seconds
         self._progress = asyncio.Event()
         self._lock = asyncio.Lock()
+        self._failing = False
 
     def progressed(self) -> None:
         """There may be something new to commit."""
@@ -36,10 +44,36 @@ class Committer:
             await asyncio.sleep(self._interval)
 
     async def commit(self) -> None:
-        """Commit the watermarks of assigned partitions. Raises BrokerError."""
+        """Commit the progress of assigned partitions. Raises BrokerError."""
         async with self._lock:
-            ours = self._consumer.assignment()
-            offsets = {tp: offset for tp, offset in self._tracker.to_commit().items() if tp in ours}
-            if offsets:
-                await self._consumer.commit({tp: OffsetCommit(offset) for tp, offset in offsets.items()})
-                self._tracker.committed(offsets)
+            await self._write(self._tracker.to_commit())
+
+    async def mark(self) -> None:
+        """Commit, before the work begins, which prompts begin. Waits `MARK_SECONDS` at most, and not at all while
+        commits fail: the work is then done without its marks, which follow with the next commit that succeeds."""
+        if self._failing:
+            self._progress.set()
+            return
+        try:
+            async with asyncio.timeout(MARK_SECONDS):
+                await self.commit()
+        except (BrokerError, TimeoutError):
+            self._failing = True
+            self._progress.set()
+
+    async def hand_over(self, progress: Mapping[TopicPartition, Progress]) -> None:
+        """The last commit of partitions that leave us. Raises BrokerError."""
+        async with self._lock:
+            await self._write(progress)
+
+    async def _write(self, progress: Mapping[TopicPartition, Progress]) -> None:
+        ours = self._consumer.assignment()
+        made = {tp: step for tp, step in progress.items() if tp in ours}
+        if made:
+            commits = {
+                tp: OffsetCommit(offset, self._codec.encode(tp, offset, metadata))
+                for tp, (offset, metadata) in made.items()
+            }
+            await self._consumer.commit(commits)
+            self._tracker.committed(made)
+            self._failing = False

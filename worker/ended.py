@@ -31,6 +31,12 @@ class RequestIdConflict(RequestEnded):
     code = ErrorCode.REQUEST_ID_CONFLICT
 
 
+class PromptQuarantined(RequestEnded):
+    """The workers died again and again while this request ran alone: it is put aside."""
+
+    code = ErrorCode.QUARANTINED
+
+
 class StreamStalled(RequestEnded):
     """No token arrived within the streaming timeout."""
 

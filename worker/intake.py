@@ -6,9 +6,10 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from engine.api import EngineStats, PriorityClass
+from worker.admission import Admission, Held, Start
 from worker.assignment import Assignment
 from worker.backpressure import Backpressure
-from worker.broker.api import Consumer, Record, TopicPartition
+from worker.broker.api import Consumer, TopicPartition
 from worker.clock import Clock
 from worker.fair_queue import FairQueue
 from worker.observer import Observer
@@ -35,12 +36,14 @@ class Intake:
         consumer: Consumer,
         assignment: Assignment,
         tracker: OffsetTracker,
+        admission: Admission,
         *,
         queue: FairQueue,
         backpressure: Backpressure,
         stats: Callable[[], EngineStats],
         class_of: Callable[[str], PriorityClass],
         empty_tails: Callable[[Mapping[TopicPartition, int]], Awaitable[frozenset[TopicPartition]]],
+        mark: Callable[[], Awaitable[None]],
         max_inflight_requests: int,
         clock: Clock,
         observer: Observer,
@@ -48,6 +51,8 @@ class Intake:
         self._consumer = consumer
         self._assignment = assignment
         self._tracker = tracker
+        self._admission = admission
+        self._mark = mark
         self._queue = queue
         self._backpressure = backpressure
         self._stats = stats
@@ -56,7 +61,7 @@ class Intake:
         self._slots = {cls: math.ceil(max_inflight_requests * share) for cls, share in SLOT_SHARE.items()}
         self._clock = clock
         self._observer = observer
-        self._inflight = 0
+        self._num_running = 0
         self._changed = asyncio.Event()
         self._empty: set[TopicPartition] = set()
         self._last_polled: dict[TopicPartition, int] = {}
@@ -65,13 +70,14 @@ class Intake:
 
     @property
     def num_inflight(self) -> int:
-        return self._inflight
+        """Requests that run, and records that are held."""
+        return self._num_running + self._admission.num_held
 
-    async def run(
-        self, admit: Callable[[Record, PriorityClass], None], *, stop: asyncio.Event, until_end: bool
-    ) -> None:
-        """Call `admit` for every new record until `stop`, or with `until_end` until the ends seen at the start."""
-        while not stop.is_set() and not (until_end and self._assignment.at_ends):
+    async def run(self, admit: Callable[[Start, int], None], *, stop: asyncio.Event, until_end: bool) -> None:
+        """Call `admit` for what may start, with the number of its log, until `stop`, or with `until_end` until the
+        ends seen at the start. What is held at a stop stays for redelivery."""
+        while not stop.is_set() and not (until_end and self._assignment.at_ends and not self._admission.num_held):
+            await self._start(admit)
             ready = self._ready()
             if until_end:
                 await self._pass_gaps(ready)
@@ -86,37 +92,60 @@ class Intake:
             cls = self._queue.choose(candidates, self._clock.now())
             assert cls is not None
             tp = min(candidates[cls], key=lambda tp: (self._last_polled.get(tp, 0), tp))
-            await self._poll(tp, cls, wait_seconds, admit)
+            await self._poll(tp, cls, wait_seconds)
 
     def released(self) -> None:
         """A request that was admitted has ended."""
-        self._inflight -= 1
+        self._num_running -= 1
         self._changed.set()
 
-    async def _poll(
-        self,
-        tp: TopicPartition,
-        cls: PriorityClass,
-        wait_seconds: float,
-        admit: Callable[[Record, PriorityClass], None],
-    ) -> None:
+    def changed(self) -> None:
+        """Something else may let held records start."""
+        self._changed.set()
+
+    async def _start(self, admit: Callable[[Start, int], None]) -> None:
+        """Start what may; its marks are committed first, with one commit for all."""
+        starts = self._admission.start(
+            num_running=self._num_running, now=self._clock.now(), wall_ms=self._clock.wall_ms()
+        )
+        if not starts:
+            return
+        logs = []
+        for start in starts:
+            record = start.held.record
+            logs.append(self._tracker.started(record.tp, record.offset, alone=start.alone))
+            self._num_running += 1
+        await self._mark()
+        for start, log in zip(starts, logs, strict=True):
+            admit(start, log)
+
+    async def _poll(self, tp: TopicPartition, cls: PriorityClass, wait_seconds: float) -> None:
         self._turn += 1
         self._last_polled[tp] = self._turn
-        most = min(MAX_RECORDS_PER_POLL, self._tracker.room(tp), self._slots[cls] - self._inflight)
+        most = min(MAX_RECORDS_PER_POLL, self._tracker.room(tp), self._slots[cls] - self.num_inflight)
+        epoch = self._assignment.epoch
         records = await self._consumer.poll(tp, most, wait_seconds)
+        if epoch != self._assignment.epoch:
+            self._ask_again(tp)
+            return
         if not records:
             self._empty.add(tp)
             self._queue.empty(cls)
             return
         for record in records:
-            if self._tracker.started(tp, record.offset):
-                self._inflight += 1
+            if self._tracker.arrived(tp, record.offset):
                 self._observer.record_polled(cls)
-                admit(record, cls)
+                self._admission.arrived(Held(record, cls, self._clock.wall_ms()))
         self._assignment.polled(tp, records[-1].offset + 1)
         self._quiet_since = None
         tokens = sum(len(record.value or b"") // BYTES_PER_TOKEN + 1 for record in records)
         self._queue.charge(cls, tokens, self._clock.now())
+
+    def _ask_again(self, tp: TopicPartition) -> None:
+        """Records that a rebalance overtook are not counted; where the partition is ours they are delivered again."""
+        if tp in self._assignment.open:
+            next_offset = self._tracker.next_offset(tp)
+            self._consumer.seek(tp, self._assignment.starts[tp] if next_offset is None else next_offset)
 
     async def _pass_gaps(self, ready: Mapping[PriorityClass, Collection[TopicPartition]]) -> None:
         """Where polling brings nothing although an end is not reached: the end may be a gap, and is reached then."""
@@ -137,7 +166,7 @@ class Intake:
         ready: dict[PriorityClass, list[TopicPartition]] = {}
         for tp in self._assignment.open - self._assignment.paused:
             cls = self._class_of(tp.topic)
-            if self._inflight < self._slots[cls] and self._tracker.room(tp):
+            if self.num_inflight < self._slots[cls] and self._tracker.room(tp):
                 ready.setdefault(cls, []).append(tp)
         return ready
 

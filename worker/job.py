@@ -15,10 +15,11 @@ from topics.errors import InvalidMessage
 from topics.headers import DEFAULT_OPERATION, ReplyMode, RequestHeaders, parse_headers, salvage_headers
 from topics.replies import ReplyContext
 from topics.routes import Route
-from worker.broker.api import MessageTooLargeError, Record
+from worker.admission import Held
+from worker.broker.api import MessageTooLargeError
 from worker.cancel import cancel_record
 from worker.deadline import deadline_ms
-from worker.ended import RequestCancelled, RequestIdConflict, StreamStalled
+from worker.ended import PromptQuarantined, RequestCancelled, RequestIdConflict, StreamStalled
 from worker.job_services import JobServices
 from worker.logs import bound_request
 from worker.outcome import failure_of
@@ -44,11 +45,13 @@ class Job:
     such a record must stay uncommitted.
     """
 
-    def __init__(self, services: JobServices, record: Record, route: Route, priority: PriorityClass) -> None:
+    def __init__(self, services: JobServices, held: Held, route: Route, *, quarantined: bool = False) -> None:
         self._services = services
-        self._record = record
+        self._record = record = held.record
+        self._received_ms = held.received_ms
+        self._quarantined = quarantined
         self._route = route
-        self._priority = priority
+        self._priority = held.priority
         self._began = services.clock.now()
         self._first_token: float | None = None
         self._headers = salvage_headers(record.headers)
@@ -89,6 +92,8 @@ class Job:
     async def _answer(self) -> tuple[str, Usage]:
         services, record = self._services, self._record
         self._destination = await services.routes.resolve(record, self._headers, self._route, self._request_id)
+        if self._quarantined:
+            raise PromptQuarantined
         headers = parse_headers(record.headers)
         prompt = await self._off_the_loop(partial(self._decode, headers))
         if services.identities.conflicts(self._tenant, self._request_id, record.value or b""):
@@ -165,7 +170,7 @@ class Job:
     def _watch(self, headers: RequestHeaders) -> DeltaWatch:
         clock, limits = self._services.clock, self._services.limits
         now_ms = clock.wall_ms()
-        until = deadline_ms(self._record, headers, received_ms=now_ms, retention_ms=limits.retention_ms)
+        until = deadline_ms(self._record, headers, received_ms=self._received_ms, retention_ms=limits.retention_ms)
         return DeltaWatch(
             clock,
             deadline=None if until is None else clock.now() + (until - now_ms) / 1000,
@@ -224,7 +229,7 @@ class Job:
             self._services.observer.stream_timeout("engine")
         self._services.observer.error(str(failure.code))
         await self._tell(failure)
-        if isinstance(error, InvalidMessage):
+        if isinstance(error, InvalidMessage | PromptQuarantined):
             await self._dead_letter(error)
         self._observe(str(failure.code), Usage(0, 0))
 

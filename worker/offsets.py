@@ -1,122 +1,291 @@
-"""Which offsets are running, and how far each partition may be committed. Decides only; never touches Kafka."""
+"""Which offsets wait, run and are done, and what each partition may commit. Decides only; never touches Kafka."""
 
-from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
 
 from worker.broker.api import TopicPartition
+from worker.commit_metadata import EMPTY, CommitMetadata, Mark, MarkState
+
+
+class Start(NamedTuple):
+    """Where a partition begins when it comes to us; `offset` None: nothing was ever committed. `end` is its end now."""
+
+    offset: int | None
+    metadata: CommitMetadata = EMPTY
+    end: int | None = None
+
+
+class Progress(NamedTuple):
+    """What may be committed: the watermark, and what is known above it."""
+
+    offset: int
+    metadata: CommitMetadata
 
 
 @dataclass(slots=True)
 class _Partition:
-    next_offset: int | None = None
-    committed: int | None = None
-    window: deque[int] = field(default_factory=deque)
-    running: set[int] = field(default_factory=set)
+    """`next` is one past the last record that came since the assignment; unfinished offsets above it came before.
+
+    `strays` run here although another owner has committed past them: their end changes nothing. `log` tells this log
+    from another one that had the same name.
+    """
+
+    log: int
+    next: int | None = None
+    committed: Progress | None = None
+    waiting: set[int] = field(default_factory=set)
+    running: dict[int, Mark] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    strays: set[int] = field(default_factory=set)
+    leases: dict[int, int] = field(default_factory=dict)
+    suspects: dict[int, int] = field(default_factory=dict)
     assigned: bool = True
 
     @property
     def watermark(self) -> int | None:
-        return self.window[0] if self.window else self.next_offset
+        return None if self.next is None else min((self.next, *self.running, *self.waiting))
 
-    def advance(self) -> None:
-        while self.window and self.window[0] not in self.running:
-            self.window.popleft()
+    def knows(self, offset: int) -> bool:
+        watermark = self.watermark
+        if watermark is not None and offset < watermark:
+            return True
+        return offset in self.running or offset in self.done or offset in self.waiting
+
+    def settle(self) -> None:
+        """Forget what lies below the watermark."""
+        watermark = self.watermark
+        assert watermark is not None
+        if self.done:
+            self.done = {offset for offset in self.done if offset >= watermark}
+        for table in (self.leases, self.suspects):
+            for offset in [offset for offset in table if offset < watermark]:
+                del table[offset]
+
+    def progress(self, *, leased_until_ms: int | None = None) -> Progress | None:
+        """With `leased_until_ms` the partition is handed over: what runs is leased instead of marked."""
+        watermark = self.watermark
+        if watermark is None:
+            return None
+        leases = {at: until for at, until in self.leases.items() if at not in self.running}
+        marks = {at: Mark(MarkState.WAITING, deaths) for at, deaths in self.suspects.items()}
+        if leased_until_ms is None:
+            marks |= self.running
+        else:
+            leases |= dict.fromkeys(self.running, leased_until_ms)
+        return Progress(watermark, CommitMetadata(frozenset(self.done), leases, marks))
 
 
 class OffsetTracker:
     """The contiguous watermark per partition: it never passes an unfinished offset and never goes back.
 
-    Offsets are started in order and may have gaps. A partition that is taken away and given back keeps its memory, so
-    that an offset that is running or done here is not started twice.
+    Offsets arrive in order and may have gaps. A partition that is taken away and given back keeps its memory, so that
+    an offset that is running or done here is not started twice; what only waited is forgotten and delivered again.
     """
 
     def __init__(self, *, max_inflight_per_partition: int) -> None:
         self._max_window = max_inflight_per_partition
         self._partitions: dict[TopicPartition, _Partition] = {}
+        self._logs = count()
 
     def __repr__(self) -> str:
         parts = (
-            f"{tp.topic}-{tp.partition}: watermark={part.watermark} running={len(part.running)}"
+            f"{tp.topic}-{tp.partition}: watermark={part.watermark} waiting={len(part.waiting)} "
+            f"running={len(part.running)} done={len(part.done)}"
             for tp, part in sorted(self._partitions.items())
         )
         return f"OffsetTracker({', '.join(parts)})"
 
-    def assign(self, committed: Mapping[TopicPartition, int | None]) -> None:
-        """These partitions, and no others, are ours; the values are their committed offsets."""
-        for tp, offset in committed.items():
-            part = self._partitions.setdefault(tp, _Partition())
-            part.assigned = True
-            if offset is None:
-                continue
-            part.committed = offset if part.committed is None else max(part.committed, offset)
-            if part.next_offset is not None and offset > part.next_offset:
-                part.next_offset = offset
-        for tp in set(self._partitions) - set(committed):
-            self._forget_or_keep(tp)
+    def assign(self, starts: Mapping[TopicPartition, Start]) -> None:
+        """These partitions, and no others, are ours, and deliver from their start on."""
+        for tp, start in starts.items():
+            if tp not in self._partitions or _is_another_log(self._partitions[tp], start):
+                self._partitions[tp] = _Partition(next(self._logs))
+            self._begin(self._partitions[tp], start)
+        for tp in set(self._partitions) - set(starts):
+            self._take_away(self._partitions[tp])
+            if not self._partitions[tp].running:
+                del self._partitions[tp]
 
-    def revoke(self, tps: Collection[TopicPartition]) -> None:
-        """No more commits for these; what runs goes on and is remembered until the next `assign`."""
+    def _begin(self, part: _Partition, start: Start) -> None:
+        self._take_away(part)
+        part.assigned = True
+        part.leases, part.suspects = {}, {}
+        if start.offset is None:
+            return
+        part.committed = Progress(start.offset, start.metadata)
+        part.next = start.offset if part.next is None else max(start.offset, part.next)
+        passed = {offset for offset in part.running if offset < start.offset}
+        part.strays |= passed
+        for offset in passed:
+            del part.running[offset]
+        part.done |= start.metadata.done
+        ours = {*part.running, *part.done}
+        part.leases = {at: until for at, until in start.metadata.leases.items() if at not in ours}
+        for at, mark in start.metadata.marks.items():
+            if at not in ours and at not in part.leases:
+                part.suspects[at] = mark.deaths + (mark.state is MarkState.ALONE)
+        part.settle()
+
+    def hand_over(self, tps: Collection[TopicPartition], *, leased_until_ms: int) -> dict[TopicPartition, Progress]:
+        """The last progress to commit of assigned partitions that leave us; nothing is committed for them afterwards.
+
+        What runs is leased and goes on; `is_assigned` is False for it from now on.
+        """
+        last = {}
         for tp in tps:
-            if tp in self._partitions:
-                self._partitions[tp].assigned = False
+            part = self._partitions.get(tp)
+            if part is not None and part.assigned:
+                progress = part.progress(leased_until_ms=leased_until_ms)
+                if progress is not None and progress != part.committed and not _is_behind(progress, part.committed):
+                    last[tp] = progress
+                self._take_away(part)
+        return last
 
-    def started(self, tp: TopicPartition, offset: int) -> bool:
-        """Whether `offset` is new here and has to be worked on; False for one that is running or done already."""
-        part = self._partitions.setdefault(tp, _Partition())
-        if part.next_offset is not None and offset < part.next_offset:
-            return False
-        part.next_offset = offset + 1
-        part.window.append(offset)
-        part.running.add(offset)
-        return True
+    @staticmethod
+    def _take_away(part: _Partition) -> None:
+        """What waits will be delivered again, so the watermark may not pass it."""
+        part.next = part.watermark
+        part.waiting.clear()
+        part.assigned = False
 
-    def finished(self, tp: TopicPartition, offset: int) -> None:
-        """`offset` has its terminal record acknowledged. Raises KeyError for one that was not running."""
+    def is_assigned(self, tp: TopicPartition) -> bool:
+        return tp in self._partitions and self._partitions[tp].assigned
+
+    def arrived(self, tp: TopicPartition, offset: int) -> bool:
+        """Whether `offset` is new here and has to be worked on; False for one that waits, runs or is done already."""
+        part = self._part(tp)
+        if offset in part.strays:
+            part.strays.remove(offset)
+            part.running[offset] = Mark(MarkState.TOGETHER)
+        new = not part.knows(offset)
+        if new:
+            part.waiting.add(offset)
+        if part.next is None or offset >= part.next:
+            part.next = offset + 1
+            part.settle()
+        return new
+
+    def started(self, tp: TopicPartition, offset: int, *, alone: bool = False) -> int:
+        """A waiting offset begins; the number is for its end. Raises KeyError for one that does not wait."""
         part = self._partitions[tp]
-        part.running.remove(offset)
-        part.advance()
+        part.waiting.remove(offset)
+        part.leases.pop(offset, None)
+        deaths = part.suspects.pop(offset, 0)
+        part.running[offset] = Mark(MarkState.ALONE if alone else MarkState.TOGETHER, deaths)
+        return part.log
+
+    def finished(self, tp: TopicPartition, offset: int, log: int | None = None) -> None:
+        """`offset` has its terminal record acknowledged, here or elsewhere. What began in another log (`log` is from
+        `started`) or was committed by another owner changes nothing. Raises KeyError for an offset not under way."""
+        part = self._partitions.get(tp)
+        if log is not None and (part is None or part.log != log):
+            return
+        if part is None:
+            raise KeyError(offset)
+        if offset in part.strays:
+            part.strays.remove(offset)
+            return
+        if offset in part.waiting:
+            part.waiting.remove(offset)
+        else:
+            del part.running[offset]
+        part.done.add(offset)
+        part.leases.pop(offset, None)
+        part.suspects.pop(offset, None)
+        part.settle()
+
+    def given_up(self) -> None:
+        """A graceful end: what still runs is left for redelivery, and what it had earned by deaths stays with it."""
+        for part in self._partitions.values():
+            for offset, mark in part.running.items() if part.assigned else ():
+                part.waiting.add(offset)
+                if mark.deaths or mark.state is MarkState.ALONE:
+                    part.suspects[offset] = mark.deaths
+            part.running.clear()
+
+    def lease_until_ms(self, tp: TopicPartition, offset: int) -> int | None:
+        """Until when a former owner may still answer `offset`."""
+        part = self._partitions.get(tp)
+        return None if part is None else part.leases.get(offset)
+
+    def suspect_deaths(self, tp: TopicPartition, offset: int) -> int | None:
+        """How often an owner died while `offset` ran alone; None for one that was found without a mark."""
+        part = self._partitions.get(tp)
+        return None if part is None else part.suspects.get(offset)
+
+    def next_offset(self, tp: TopicPartition) -> int | None:
+        """Where delivery goes on; None where the consumer's own start counts."""
+        part = self._partitions.get(tp)
+        return None if part is None else part.next
+
+    def expected_suspects(self) -> int:
+        """Marked offsets of assigned partitions that have not been delivered yet. Some may never be: a gap."""
+        parts = [part for part in self._partitions.values() if part.assigned]
+        return sum(1 for part in parts for at in part.suspects if part.next is None or at >= part.next)
 
     def room(self, tp: TopicPartition) -> int:
-        """How many more offsets may start before the oldest unfinished one has to end."""
+        """How many more offsets may arrive before the oldest unfinished one has to end."""
         part = self._partitions.get(tp)
-        return self._max_window if part is None else max(0, self._max_window - len(part.window))
+        if part is None:
+            return self._max_window
+        arrived = sum(1 for offset in part.done if part.next is not None and offset < part.next)
+        return max(0, self._max_window - len(part.waiting) - len(part.running) - arrived)
 
     def watermark(self, tp: TopicPartition) -> int | None:
-        """The next offset to commit; None while nothing has started."""
+        """The next offset to commit; None while nothing has come."""
         part = self._partitions.get(tp)
         return None if part is None else part.watermark
 
-    def to_commit(self) -> dict[TopicPartition, int]:
-        """Assigned partitions whose watermark is beyond what is committed."""
-        return {
-            tp: part.watermark
-            for tp, part in self._partitions.items()
-            if part.assigned
-            and part.watermark is not None
-            and (part.committed is None or part.watermark > part.committed)
-        }
+    def to_commit(self) -> dict[TopicPartition, Progress]:
+        """Assigned partitions about which the broker does not know everything."""
+        news = {}
+        for tp, part in self._partitions.items():
+            progress = part.progress() if part.assigned else None
+            if progress is not None and progress != part.committed and not _is_behind(progress, part.committed):
+                news[tp] = progress
+        return news
 
-    def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def committed(self, progress: Mapping[TopicPartition, Progress]) -> None:
         """The broker has these."""
-        for tp, offset in offsets.items():
+        for tp, made in progress.items():
             part = self._partitions.get(tp)
-            if part is not None:
-                part.committed = offset if part.committed is None else max(part.committed, offset)
+            if part is not None and not _is_behind(made, part.committed):
+                part.committed = made
+
+    def _part(self, tp: TopicPartition) -> _Partition:
+        if tp not in self._partitions:
+            self._partitions[tp] = _Partition(next(self._logs))
+        return self._partitions[tp]
 
     @property
     def num_running(self) -> int:
         return sum(len(part.running) for part in self._partitions.values())
 
-    def check(self) -> None:
-        """Assert the invariants: the window is ordered, holds all that runs, and begins with a running offset."""
-        for part in self._partitions.values():
-            assert part.running <= set(part.window)
-            assert list(part.window) == sorted(part.window)
-            assert not part.window or part.window[0] in part.running
+    @property
+    def runs_alone(self) -> bool:
+        """Whether what runs here is a marked prompt that must have no company."""
+        marks = (mark for part in self._partitions.values() for mark in part.running.values())
+        return any(mark.state is MarkState.ALONE for mark in marks)
 
-    def _forget_or_keep(self, tp: TopicPartition) -> None:
-        part = self._partitions[tp]
-        part.assigned = False
-        if not part.running:
-            del self._partitions[tp]
+    def check(self) -> None:
+        """Assert the invariants: an offset has one state, and nothing below the watermark is remembered."""
+        for part in self._partitions.values():
+            states = (part.waiting, set(part.running), part.done, part.strays)
+            assert sum(map(len, states)) == len(set().union(*states)), part
+            assert part.next is None or all(at >= (part.watermark or 0) for at in part.done), part
+            assert part.assigned or not part.waiting, part
+            assert not part.waiting or part.next is not None, part
+
+
+def _is_behind(progress: Progress, committed: Progress | None) -> bool:
+    return committed is not None and progress.offset < committed.offset
+
+
+def _is_another_log(part: _Partition, start: Start) -> bool:
+    """Whether the partition was made anew under the same name: its offsets then mean other records."""
+    if part.next is None:
+        return False
+    forgotten = start.offset is None and part.committed is not None
+    return forgotten or (start.end is not None and start.end < part.next)

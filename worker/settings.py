@@ -105,6 +105,8 @@ class Settings(BaseSettings):
     )
     backpressure_dwell_seconds: Seconds = 0.5
     grace_seconds: Seconds = 30.0
+    lease_seconds: Seconds = 60.0
+    quarantine_after: Count = 3
 
     streaming_timeout_ms: Count = 4000
     first_token_timeout_ms: Count = 60_000

@@ -168,6 +168,9 @@ class Admin(Protocol):
     async def partition_counts(self, names: Collection[str] | None = None) -> dict[str, int]:
         """Topic -> number of partitions; all topics when `names` is None; absent topics are left out."""
 
+    async def cluster_id(self) -> str:
+        """What tells this cluster from every other one; "" where the broker has no such name."""
+
 
 class Broker(Protocol):
     """Makes clients of one cluster; the clients are started and stopped by who asked for them."""

@@ -63,6 +63,10 @@ class KafkaAdmin:
         counts = {topic["topic"]: len(topic["partitions"]) for topic in topics if topic["error_code"] == 0}
         return counts if names is None else {name: counts[name] for name in names if name in counts}
 
+    async def cluster_id(self) -> str:
+        found = await self._call(lambda client: client.describe_cluster())
+        return str(found.get("cluster_id") or "")
+
     async def committed(self, group: str, tps: Collection[TopicPartition]) -> dict[TopicPartition, OffsetCommit | None]:
         """What `group` has committed, with metadata, which aiokafka's consumer hides."""
         wanted = [KafkaTopicPartition(*tp) for tp in tps]

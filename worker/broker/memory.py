@@ -154,6 +154,9 @@ class MemoryAdmin:
         topics = self._cluster.topics
         return {name: len(topics[name].partitions) for name in (topics if names is None else names) if name in topics}
 
+    async def cluster_id(self) -> str:
+        return self._cluster.cluster_id
+
 
 class MemoryBroker:
     """One cluster in memory. Topics exist only when created; `now_ms` stamps records."""

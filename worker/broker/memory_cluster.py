@@ -162,6 +162,7 @@ class MemoryCluster:
     """Everything the clients of one in-memory broker share."""
 
     def __init__(self, max_message_bytes: int, now_ms: Callable[[], int]) -> None:
+        self.cluster_id = "memory"
         self.changes = Changes()
         self.faults = Faults(self.changes)
         self.max_message_bytes = max_message_bytes

@@ -1,0 +1,31 @@
+"""Follows the control topic, which every worker reads whole. What its records mean is for those who take them."""
+
+from collections.abc import Callable, Sequence
+
+from worker.broker.api import Reader, Record
+
+POLL_RECORDS = 500
+POLL_SECONDS = 0.2
+
+
+class ControlReader:
+    """Shows every record to every taker; a taker ignores what is not for it."""
+
+    def __init__(self, reader: Reader, takers: Sequence[Callable[[Record], None]]) -> None:
+        self._reader = reader
+        self._takers = tuple(takers)
+
+    async def catch_up(self) -> None:
+        """Returns when all that is there now has been shown."""
+        while not await self._reader.at_end():
+            await self._take()
+
+    async def run(self) -> None:
+        """Follow the topic until cancelled."""
+        while True:
+            await self._take()
+
+    async def _take(self) -> None:
+        for record in await self._reader.poll(POLL_RECORDS, POLL_SECONDS):
+            for take in self._takers:
+                take(record)
