@@ -1,0 +1,186 @@
+"""Who runs, who waits and who gives way, on a core whose runner needs no model."""
+
+from engine.api import FinishReason, PriorityClass
+from engine.batch import SampledRow, ScheduledBatch
+from engine.cache.block import root_hash
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.policy import PriorityPolicy
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+
+ROOT = root_hash(tenant="", model_digest="m", layout_id="l")
+
+
+class OneTokenRunner:
+    """Every row that asks gets token 1."""
+
+    def __init__(self) -> None:
+        self.fail_steps = 0
+        self.batch = ScheduledBatch()
+
+    def launch(self, batch: ScheduledBatch) -> None:
+        self.batch = batch
+        if self.fail_steps:
+            self.fail_steps -= 1
+            raise RuntimeError("made to fail")
+
+    def sample(self) -> None:
+        pass
+
+    def collect(self) -> list[SampledRow]:
+        return [SampledRow(row.request_id, 1) for row in self.batch.rows if row.sample]
+
+
+def request(name: str, prompt: tuple[int, ...], max_tokens: int = 8, **fields: object) -> Request:
+    return Request(name, prompt, SamplingParams(max_tokens=max_tokens, temperature=0), ROOT, **fields)  # type: ignore[arg-type]
+
+
+def core_of(**sizes: int) -> EngineCore:
+    defaults = {"block_size": 4, "num_blocks": 24, "max_num_seqs": 6, "max_num_batched_tokens": 32, "max_model_len": 96}
+    return EngineCore(EngineConfig(**{**defaults, **sizes}), OneTokenRunner(), clock=lambda: 0.0, check=True)
+
+
+def names(core: EngineCore) -> list[str]:
+    return [r.request_id for r in core.scheduler.running]
+
+
+def finish(core: EngineCore, max_steps: int = 300) -> None:
+    for _ in range(max_steps):
+        core.step()
+        if not core.has_work:
+            return
+    raise AssertionError(f"still working: {core.scheduler!r}")
+
+
+def learn_short_answers(core: EngineCore) -> None:
+    """So many short answers that a length of 1 is expected."""
+    for index in range(20):
+        core.add(request(f"short{index}", (9, index), 1))
+    finish(core)
+    assert core.scheduler.lengths.remaining_tokens(request("r", (1,), 50)) == 1
+
+
+def test_waiting_lifts_a_class_and_arrival_decides_within_one() -> None:
+    """Bulk that has waited long enough comes before an urgent newcomer."""
+    policy = PriorityPolicy(ageing_seconds=30)
+    bulk = request("bulk", (1,), priority=PriorityClass.BULK, arrival_seconds=0.0)
+    urgent = request("urgent", (1,), priority=PriorityClass.URGENT, arrival_seconds=20.0)
+    assert policy.order([bulk, urgent], 20.0) == [urgent, bulk]
+    assert policy.order([urgent, bulk], 60.0) == [bulk, urgent]
+
+
+def test_the_victim_of_an_urgent_request_is_the_latest_of_the_lowest_class_and_none_for_ever() -> None:
+    """Nobody gives way for less than urgent work, nor more often than the policy says."""
+    policy = PriorityPolicy(max_preemptions=3)
+    urgent = request("urgent", (1,), priority=PriorityClass.URGENT, arrival_seconds=9.0)
+    early = request("early", (1,), priority=PriorityClass.BULK, arrival_seconds=1.0)
+    late = request("late", (1,), priority=PriorityClass.BULK, arrival_seconds=2.0)
+    standard = request("standard", (1,), arrival_seconds=3.0)
+    running = [early, standard, late]
+    assert policy.victim_for(urgent, running, 9.0) is late
+    assert policy.victim_for(standard, [early, late], 9.0) is None
+    late.num_preemptions = 3
+    assert policy.victim_for(urgent, running, 9.0) is early
+
+
+def test_blocks_are_not_promised_twice() -> None:
+    """Without history every answer is expected at full length: a second request that would not fit beside it waits."""
+    core = core_of()
+    for index, name in enumerate(("first", "second")):
+        core.add(request(name, tuple(range(20 * index, 20 * index + 8)), 44, arrival_seconds=float(index)))
+    core.step()
+    assert names(core) == ["first"]
+    finish(core)
+    assert core.scheduler.num_preemptions == 0
+
+
+def test_shared_blocks_count_against_the_cache_too() -> None:
+    """8 shared blocks and 3 private ones for each of two requests are more than 13."""
+    core = core_of(num_blocks=13)
+    prefix = tuple(range(32))
+    core.add(request("first", (*prefix, 40), 7))
+    core.step()
+    core.step()
+    core.add(request("second", (*prefix, 41), 7, arrival_seconds=1.0))
+    core.step()
+    assert names(core) == ["first"]
+    finish(core)
+    assert core.scheduler.num_preemptions == 0
+
+
+def test_history_admits_more_and_shortage_takes_the_latest() -> None:
+    """Answers that were short so far are expected short; when they are not, the later one gives way and is finished."""
+    core = core_of()
+    learn_short_answers(core)
+    early, late = request("early", tuple(range(8)), 60), request("late", tuple(range(20, 28)), 60, arrival_seconds=1.0)
+    core.add(early)
+    core.add(late)
+    core.step()
+    assert names(core) == ["early", "late"]
+    finish(core)
+    assert early.num_preemptions == 0 and late.num_preemptions >= 1
+    assert len(early.output_token_ids) == len(late.output_token_ids) == 60
+
+
+def test_a_promised_prefix_is_waited_for_but_not_for_ever() -> None:
+    """With room in the batch a reader still waits for the writer of its prefix; after some steps it goes by itself."""
+    core = core_of(num_blocks=64, prefill_chunk_size=8)
+    prefix = tuple(range(24))
+    reader = request("reader", (*prefix, 2), arrival_seconds=1.0)
+    core.add(request("writer", (*prefix, 1)))
+    core.add(reader)
+    core.step()
+    assert names(core) == ["writer"]
+    finish(core)
+    assert reader.num_cached_tokens == 24
+    slow = core_of(num_blocks=64, prefill_chunk_size=1)
+    slow.add(request("writer", tuple(range(60))))
+    slow.add(request("reader", tuple(range(60)), arrival_seconds=1.0))
+    for _ in range(40):
+        slow.step()
+    assert names(slow) == ["writer", "reader"]
+
+
+def test_the_chunk_size_bounds_what_a_request_prefills_in_a_step() -> None:
+    """12 tokens in chunks of 5 give their first token in the third step."""
+    core = core_of(prefill_chunk_size=5)
+    core.add(request("r", tuple(range(12))))
+    assert [len(core.step().advanced) for _ in range(3)] == [0, 0, 1]
+
+
+def test_the_context_ends_an_answer() -> None:
+    """60 tokens of 64 leave 4 for the answer."""
+    core = core_of(max_model_len=64)
+    long = request("long", tuple(range(60)), 30)
+    core.add(long)
+    finish(core)
+    assert len(long.output_token_ids) == 4 and long.finish_reason is FinishReason.LENGTH
+
+
+def test_two_failures_far_apart_do_not_end_a_request() -> None:
+    """Only one that fails again when it is run alone is at fault."""
+    core = core_of()
+    runner = core.runner
+    assert isinstance(runner, OneTokenRunner)
+    asked = request("r", (1, 2, 3), 6)
+    core.add(asked)
+    for _ in range(2):
+        runner.fail_steps = 1
+        core.step()
+        core.step()
+    finish(core)
+    assert asked.finish_reason is FinishReason.LENGTH and len(asked.output_token_ids) == 6
+
+
+def test_a_request_does_not_count_its_own_blocks_as_cached_after_a_preemption() -> None:
+    """The usage tells the client what others had computed before."""
+    core = core_of()
+    asked = request("r", tuple(range(16)), 8)
+    core.add(asked)
+    core.step()
+    core.preempt_if_running("r")
+    core.step()
+    assert asked.num_computed_tokens > 0 and asked.num_cached_tokens == 0
+    finish(core)
+    assert asked.num_cached_tokens == 0
