@@ -314,7 +314,7 @@ def load_engine(
     *,
     name: str | None = None,
     dtype: Literal["fp32", "bf16", "int8"] = "bf16",
-    exact_modules: tuple[str, ...] = (),
+    exact_modules: tuple[str, ...] = ("lm_head", "o_proj"),
     few_rows: bool = True,
     check: bool = False,
 ) -> Engine:

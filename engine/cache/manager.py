@@ -75,11 +75,11 @@ class KVCacheManager:
         return True
 
     def promise(self, request: Request) -> None:
-        """Announce the prompt blocks that this request is going to write."""
+        """Announce the prompt blocks that this request is going to fill, the one it has begun included."""
         if not self.enable_prefix_caching:
             return
         mine = self._promised_by.setdefault(request.request_id, [])
-        for block_hash in self._usable_hashes(request)[len(request.blocks) :]:
+        for block_hash in self._usable_hashes(request)[request.num_computed_tokens // self.block_size :]:
             if block_hash not in self._promises:
                 self._promises[block_hash] = request.request_id
                 mine.append(block_hash)

@@ -8,7 +8,7 @@ from engine.errors import ModelLoadError
 from engine.models.layers import Model
 from engine.models.llama import LlamaForCausalLM
 from engine.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM
-from engine.models.weight_mode import ModeName, WeightMode
+from engine.models.weight_mode import DEFAULT_EXACT, ModeName, WeightMode
 from kernels.api import Kernels
 from kernels.select import select_kernels
 
@@ -20,7 +20,7 @@ MODELS: dict[str, type[LlamaForCausalLM]] = {
 
 
 def load_model(
-    path: str | Path, *, dtype: ModeName, exact_modules: tuple[str, ...] = (), kernels: Kernels | None = None
+    path: str | Path, *, dtype: ModeName, exact_modules: tuple[str, ...] = DEFAULT_EXACT, kernels: Kernels | None = None
 ) -> Model:
     """A model from a safetensors directory or a GGUF file, in a `WeightMode`; raises ModelLoadError."""
     path = Path(path)
