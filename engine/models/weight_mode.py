@@ -11,8 +11,8 @@ from kernels.rows import HADAMARD_BLOCK, RowFormat
 
 ModeName = Literal["fp32", "bf16", "int8"]
 MODES: tuple[ModeName, ...] = ("fp32", "bf16", "int8")
-# What int8 costs most by for its size: without these two an answer of SmolLM2 on W2 is that of float32 greedy for 0.37 of
-# its length, with them for 0.50.
+# What costs most for its size: without these two an answer of SmolLM2 on W2 is that of float32 greedy for 0.37 of its
+# length, with them for 0.50.
 DEFAULT_EXACT = ("lm_head", "o_proj")
 _DENSE = {"fp32": RowFormat.FP32, "bf16": RowFormat.BF16, "int8": RowFormat.BF16}
 
