@@ -44,6 +44,14 @@ def test_an_idle_class_saves_no_credit():
     assert queue.choose({STANDARD, BULK}, 0.0) is STANDARD
 
 
+def test_asking_an_empty_class_takes_its_credit():
+    """Work that comes right after waits for the round that is going on, and a debt stays a debt."""
+    queue = FairQueue(WEIGHTS, max_age_seconds=1e9)
+    queue.choose(set(PriorityClass), 0.0)
+    queue.empty(URGENT)
+    assert queue.choose(set(PriorityClass), 0.0) is STANDARD
+
+
 def test_nobody_ready_is_nobody():
     """No class is made up."""
     assert FairQueue(WEIGHTS).choose((), 0.0) is None
