@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
 
@@ -61,6 +62,7 @@ class Job:
         self._attempt = uuid.uuid4().hex
         self._replier: Replier | None = None
         self._leads: SharedRun | None = None
+        self._num_prompt = self._num_generated = 0
 
     async def run(self) -> None:
         told = False
@@ -115,6 +117,7 @@ class Job:
         route = (self._destination, mode, self._headers.correlation_header, self._headers.correlation_id)
         while True:
             request = await self._off_the_loop(partial(self._translate, prompt, headers))
+            self._num_prompt = len(request.prompt_token_ids)
             replier = self._replier = self._make_replier(mode, prompt)
             self._leads = runs.lead(key, route)
             if self._leads is not None:
@@ -139,6 +142,7 @@ class Job:
             while (delta := await watch.next(deltas)) is not None:
                 if self._first_token is None:
                     self._first_token = self._services.clock.now() - self._began
+                self._num_generated += len(delta.token_ids)
                 if self._leads is not None:
                     self._leads.add(delta)
                 await replier.send(delta)
@@ -228,10 +232,11 @@ class Job:
         if isinstance(error, StreamStalled):
             self._services.observer.stream_timeout("engine")
         self._services.observer.error(str(failure.code))
-        await self._tell(failure)
+        spent = Usage(self._num_prompt, self._num_generated)
+        await self._tell(replace(failure, usage=spent))
         if isinstance(error, InvalidMessage | PromptQuarantined):
             await self._dead_letter(error)
-        self._observe(str(failure.code), Usage(0, 0))
+        self._observe(str(failure.code), Usage(0, 0) if self._leads is None else spent)
 
     async def _tell(self, failure: Failure) -> None:
         replier = self._replier or FinalReplier(self._context(DEFAULT_OPERATION), self._sink(self._destination))

@@ -52,3 +52,46 @@ async def test_a_null_value_with_a_request_id_is_a_cancel_for_all_workers(rig, p
     assert rig.error("r") == "cancelled"
     assert rig.dead_letters() == []
     assert await rig.uncommitted() == {}
+
+
+async def test_a_cancel_reaches_a_request_that_waits_in_the_engine(rig, prompt):
+    """It is told at once, with the tokens of its prompt and none of an answer; the one before it goes on."""
+    engine = ScriptedEngine(tokens_per_second=100, num_blocks=8)
+    async with rig.running(rig.app(engine)):
+        await rig.send(prompt("[[tokens=64]]", stream=True), x_request_id="first")
+        await rig.until_replied("first")
+        await rig.send(prompt("[[tokens=64]]"), x_request_id="queued")
+        await cancel(rig, "queued")
+        await rig.until_replied("queued")
+        assert engine.stats().num_running == 1
+    (reply,) = rig.replies("queued")
+    assert reply.body["error"]["code"] == "cancelled"
+    assert reply.body["usage"]["completion_tokens"] == 0
+    assert len(rig.answer("first")) == 64
+
+
+async def test_a_cancel_outlives_the_worker(rig, prompt):
+    """Sent while nobody runs, to a prompt that a worker had begun: the next one tells the client and generates none."""
+    app = rig.app(ScriptedEngine(tokens_per_second=5), grace_seconds=0.05)
+    await rig.send(prompt("[[tokens=64]]", stream=True), x_request_id="r")
+    async with rig.running(app):
+        await rig.until_replied("r")
+    await cancel(rig, "r")
+    engine = ScriptedEngine()
+    await rig.serve_all(engine)
+    assert rig.replies("r")[-1].body["error"]["code"] == "cancelled"
+    assert engine.stats().generated_tokens_total == 0
+    assert await rig.uncommitted() == {}
+
+
+async def test_a_cancelled_stream_says_what_it_has_spent(rig, prompt):
+    """Prompt tokens, and those generated so far."""
+    engine = ScriptedEngine(tokens_per_second=20)
+    async with rig.running(rig.app(engine)):
+        await rig.send(prompt("[[tokens=64]]", stream=True), x_request_id="r")
+        await rig.until_replied("r")
+        await cancel(rig, "r")
+        await rig.until_replied("r", len(rig.replies("r")) + 1)
+    usage = rig.replies("r")[-1].body["usage"]
+    assert usage["prompt_tokens"] == engine.stats().prompt_tokens_total
+    assert 0 < usage["completion_tokens"] <= engine.stats().generated_tokens_total

@@ -23,12 +23,14 @@ class ReplyUndeliverable(Exception):  # noqa: N818  the dead letter names it so
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request has no answer, as the client is told; `message` holds no text of the prompt."""
+    """Why a request has no answer, as the client is told; `message` holds no text of the prompt. `usage` is what
+    was spent until then."""
 
     code: ErrorCode
     message: str
     param: str | None = None
     retriable: bool = False
+    usage: Usage | None = None
 
 
 class ReplySink(Protocol):

@@ -84,4 +84,5 @@ def failure_record(context: ReplyContext, seq: int, failure: Failure) -> tuple[b
         message=failure.message,
         param=failure.param,
         retriable=failure.retriable,
+        usage=None if failure.usage is None else wire_usage(failure.usage),
     )
