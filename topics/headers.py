@@ -43,6 +43,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "traceparent": ("traceparent",),
     "content_encoding": ("content-encoding",),
     "content_type": ("content-type",),
+    "replay": ("x-replay",),
 }
 """Field -> header names in lower case; names are compared without case."""
 
@@ -58,6 +59,7 @@ class RequestHeaders:
 
     `speaks_spring`: the client uses `kafka_*` reply headers, so it takes the first record as the answer.
     `nest_text_ids`: it uses them with text ids, as NestJS does, and waits for an end marker.
+    `replay`: an operator sends it again, so what is remembered of its id does not count.
     """
 
     request_id: str | None = None
@@ -77,6 +79,7 @@ class RequestHeaders:
     content_type: str | None = None
     speaks_spring: bool = False
     nest_text_ids: bool = False
+    replay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,7 @@ def _read(found: Mapping[str, _Found], attempt: _Attempt) -> RequestHeaders:
         content_type=attempt(_lower, found.get("content_type")),
         speaks_spring=spring,
         nest_text_ids=nest,
+        replay=attempt(_one_of(("0", "1")), found.get("replay")) == "1",
     )
 
 

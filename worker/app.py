@@ -30,7 +30,7 @@ from worker.clock import Clock
 from worker.commit_metadata import MetadataCodec
 from worker.committer import Committer
 from worker.control import ControlReader
-from worker.dead_letter import DeadLetters
+from worker.dead_letter import DeadLetterPolicy, DeadLetters
 from worker.fair_queue import FairQueue
 from worker.identities import Identities
 from worker.intake import Intake
@@ -237,7 +237,12 @@ class WorkerApp:
                 allowed_prefixes=settings.reply_prefixes or names.reply_prefixes,
                 forbidden=names.own | self._routes.topics,
             ),
-            dead_letters=DeadLetters(self._producer, names.dead_letter, give_up_seconds=give_up),
+            dead_letters=DeadLetters(
+                self._producer,
+                names.dead_letter,
+                give_up_seconds=give_up,
+                policy=DeadLetterPolicy(settings.dead_letter_dialect, settings.dead_letter_values),
+            ),
             cancels=self._cancels,
             identities=Identities(),
             runs=SharedRuns(),

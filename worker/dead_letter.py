@@ -1,45 +1,94 @@
 """Records that could not be served, kept whole on the dead-letter topic with the reason in headers."""
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from worker.broker.api import BrokerUnavailableError, Headers, MessageTooLargeError, Producer, Record
 
 PREFIX = "__connect.errors."
+SPRING_PREFIX = "kafka_dlt-"
 DIGEST_HEADER = f"{PREFIX}value.sha256"
+EVERY_TENANT = "*"
+MAX_MESSAGE_CHARS = 1024
+
+Dialect = Literal["connect", "spring", "both"]
+Values = Literal["keep", "digest"]
 
 
-def dead_letter_headers(record: Record, exception_class: str, message: str) -> Headers:
-    """The record's headers, older ones of ours stripped, and ours once (Kafka Connect's text dialect)."""
-    kept = tuple(header for header in record.headers if not header[0].startswith(PREFIX))
-    ours = {
-        "topic": record.topic,
-        "partition": str(record.partition),
-        "offset": str(record.offset),
-        "timestamp": str(record.timestamp_ms),
-        "exception.class.name": exception_class,
-        "exception.message": message,
+@dataclass(frozen=True, slots=True)
+class DeadLetterPolicy:
+    """In which dialects the reason is told, and of which tenants the values are kept (`*`: of all others)."""
+
+    dialect: Dialect = "connect"
+    values: Mapping[str, Values] = field(default_factory=dict)
+
+    def keeps_value(self, tenant: str) -> bool:
+        return self.values.get(tenant, self.values.get(EVERY_TENANT, "keep")) == "keep"
+
+
+def without_reasons(headers: Headers) -> Headers:
+    """The headers that the client sent: reasons of an earlier dead letter, in any dialect, are left out."""
+    return tuple(header for header in headers if not header[0].startswith((PREFIX, SPRING_PREFIX)))
+
+
+def dead_letter_headers(
+    record: Record, exception_class: str, message: str, dialect: Dialect = "connect"
+) -> tuple[tuple[str, bytes | None], ...]:
+    """The record's headers, older ones of ours stripped, and ours once: Kafka Connect's as text, Spring's in binary."""
+    message = message[:MAX_MESSAGE_CHARS]
+    connect: dict[str, bytes] = {
+        "topic": record.topic.encode(),
+        "partition": b"%d" % record.partition,
+        "offset": b"%d" % record.offset,
+        "timestamp": b"%d" % record.timestamp_ms,
+        "exception.class.name": exception_class.encode(),
+        "exception.message": message.encode("utf-8", "replace"),
     }
-    return (*kept, *((PREFIX + name, value.encode("utf-8", "replace")) for name, value in ours.items()))
+    spring: dict[str, bytes] = {
+        "original-topic": record.topic.encode(),
+        "original-partition": record.partition.to_bytes(4, "big"),
+        "original-offset": record.offset.to_bytes(8, "big"),
+        "original-timestamp": record.timestamp_ms.to_bytes(8, "big", signed=True),
+        "original-timestamp-type": b"LogAppendTime" if record.append_time else b"CreateTime",
+        "exception-fqcn": exception_class.encode(),
+        "exception-message": message.encode("utf-8", "replace"),
+    }
+    ours: list[tuple[str, bytes | None]] = []
+    if dialect != "spring":
+        ours += [(PREFIX + name, value) for name, value in connect.items()]
+    if dialect != "connect":
+        ours += [(SPRING_PREFIX + name, value) for name, value in spring.items()]
+    return (*without_reasons(record.headers), *ours)
 
 
 class DeadLetters:
     """Writes dead letters. One that does not arrive in time raises BrokerError: its prompt must not be committed."""
 
-    def __init__(self, producer: Producer, topic: str, *, give_up_seconds: float) -> None:
+    def __init__(
+        self, producer: Producer, topic: str, *, give_up_seconds: float, policy: DeadLetterPolicy | None = None
+    ) -> None:
         self._producer = producer
         self._topic = topic
         self._give_up_seconds = give_up_seconds
+        self._policy = policy or DeadLetterPolicy()
 
-    async def write(self, record: Record, exception_class: str, message: str) -> None:
-        """Returns when acknowledged. A value that is too large is replaced by its digest in a header."""
-        headers = dead_letter_headers(record, exception_class, message)
+    async def write(self, record: Record, exception_class: str, message: str, *, tenant: str = "") -> None:
+        """Returns when acknowledged. A value that is too large, or not to be kept, is replaced by its digest in a
+        header."""
+        headers = dead_letter_headers(record, exception_class, message, self._policy.dialect)
+        digest = hashlib.sha256(record.value or b"").hexdigest().encode()
+        without = (*headers, (DIGEST_HEADER, digest))
+        if record.value is not None and not self._policy.keeps_value(tenant):
+            await self._send(record.key, None, without)
+            return
         try:
             await self._send(record.key, record.value, headers)
         except MessageTooLargeError:
-            digest = hashlib.sha256(record.value or b"").hexdigest().encode()
-            await self._send(record.key, None, (*headers, (DIGEST_HEADER, digest)))
+            await self._send(record.key, None, without)
 
     async def _send(self, key: bytes | None, value: bytes | None, headers: Headers) -> None:
         async for attempt in AsyncRetrying(

@@ -98,7 +98,7 @@ class Job:
             raise PromptQuarantined
         headers = parse_headers(record.headers)
         prompt = await self._off_the_loop(partial(self._decode, headers))
-        if services.identities.conflicts(self._tenant, self._request_id, record.value or b""):
+        if not headers.replay and services.identities.conflicts(self._tenant, self._request_id, record.value or b""):
             raise RequestIdConflict
         watch = self._watch(headers)
         watch.check()
@@ -246,7 +246,8 @@ class Job:
             await self._dead_letter(error)
 
     async def _dead_letter(self, error: Exception) -> None:
-        await self._services.dead_letters.write(self._record, type(error).__name__, str(error))
+        letters = self._services.dead_letters
+        await letters.write(self._record, type(error).__name__, str(error), tenant=self._tenant)
         self._services.observer.dead_letter()
 
     def _observe(self, reason: str, usage: Usage) -> None:

@@ -20,6 +20,7 @@ from engine.config import EngineConfig
 from topics.names import TopicNames
 from topics.routes import Route, RouteTable
 from worker.backpressure import DEFAULT_THRESHOLDS, Backpressure, Thresholds
+from worker.dead_letter import EVERY_TENANT, Dialect, Values
 from worker.errors import SettingsError
 
 ENV_PREFIX = "V4FLASH_"
@@ -46,6 +47,11 @@ def _names(value: Any) -> Any:
 def _table(value: Any) -> Any:
     """An object or a list of objects, also as JSON."""
     return json.loads(value) if isinstance(value, str) else value
+
+
+def _values_by_tenant(value: Any) -> Any:
+    """One word for all, or an object of tenants, also as JSON."""
+    return {EVERY_TENANT: value} if value in ("keep", "digest") else _table(value)
 
 
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -107,6 +113,8 @@ class Settings(BaseSettings):
     grace_seconds: Seconds = 30.0
     lease_seconds: Seconds = 60.0
     quarantine_after: Count = 3
+    dead_letter_dialect: Dialect = "connect"
+    dead_letter_values: Annotated[dict[str, Values], BeforeValidator(_values_by_tenant)] = Field(default_factory=dict)
 
     streaming_timeout_ms: Count = 4000
     first_token_timeout_ms: Count = 60_000

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from engine.api import PriorityClass
 from worker.backpressure import Thresholds
+from worker.dead_letter import Dialect, Values
 
 
 class WorkerSettings(Protocol):
@@ -46,6 +47,10 @@ class WorkerSettings(Protocol):
     def lease_seconds(self) -> float: ...
     @property
     def quarantine_after(self) -> int: ...
+    @property
+    def dead_letter_dialect(self) -> Dialect: ...
+    @property
+    def dead_letter_values(self) -> Mapping[str, Values]: ...
     @property
     def from_beginning(self) -> bool: ...
     @property

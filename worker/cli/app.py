@@ -9,6 +9,7 @@ import typer
 
 from engine.api import PriorityClass
 from worker import client
+from worker.cli.dead_letter import dead_letter_app
 from worker.cli.flags import LoadedSettings, with_settings
 from worker.cli.run import command_broker, run_command
 from worker.cli.submit import prompt_text, submit_prompt
@@ -26,6 +27,7 @@ topics_app = typer.Typer(no_args_is_help=True, help="The topics of a worker grou
 config_app = typer.Typer(no_args_is_help=True, help="The settings.")
 app.add_typer(topics_app, name="topics")
 app.add_typer(config_app, name="config")
+app.add_typer(dead_letter_app, name="dead-letter")
 
 
 @app.command(context_settings=CONTEXT)
