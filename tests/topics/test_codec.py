@@ -199,3 +199,19 @@ def test_zstd_values_are_unpacked_under_the_limit() -> None:
     assert refused(b"no zstd", ZSTD) == ("invalid_encoding", "content-encoding")
     assert refused(raw, RequestHeaders(content_encoding="gzip")) == ("invalid_encoding", "content-encoding")
     assert refused(zstandard.compress(raw)[:-4], ZSTD)[0] in {"invalid_encoding", "invalid_json"}
+
+
+def test_a_zstd_window_larger_than_the_limit_is_refused_unread() -> None:
+    """A frame may ask its reader for two gigabytes of memory before its first byte."""
+    header = b"\x28\xb5\x2f\xfd\x00\xa8"  # magic, a frame without a content size, a window of 2 GiB
+    block = b"\x11\x00\x00{}"  # the last block, raw, two bytes
+    asked = RequestHeaders(content_encoding="zstd")
+    assert refused(header + block, asked) == ("invalid_encoding", "content-encoding")
+    assert refused(header[:5] + b"\x58" + block, asked)[0] == "invalid_value", "a window of 2 MiB is read"
+
+
+@pytest.mark.parametrize(("field", "value"), [("best_of", True), ("store", 0), ("min_tokens", False)])
+def test_a_neutral_value_of_another_type_is_not_neutral(field: str, value: Any) -> None:
+    """In Python true equals 1; in JSON it does not."""
+    body = {"messages": [{"role": "user", "content": "x"}], field: value}
+    assert refused(body) == ("unsupported_parameter", field)

@@ -92,6 +92,11 @@ def test_only_requests_with_nest_ids_get_nests_end_marker() -> None:
     assert dict(error_record(nest, 0, code="cancelled", message="no")[1])["kafka_nest-err"] == b"no"
     chunk = chunk_record(nest, 0, index=0, text="a", role_first=True, final=False)
     assert not any(name.startswith("kafka_nest") for name, _ in chunk[1])
+    for record in (
+        final_record(CHAT, 0, choices=[], usage=USAGE),
+        error_record(CHAT, 0, code="cancelled", message="no"),
+    ):
+        assert not any(name.startswith("kafka_nest") for name, _ in record[1])
 
 
 def test_broken_text_is_still_a_record() -> None:
