@@ -154,3 +154,18 @@ def test_the_alternatives_of_a_row_do_not_depend_on_how_many_its_mates_ask_for()
         table = (torch.randn(3, 5_000, generator=torch.Generator().manual_seed(seed)) * 2).round()
         together = sampler.sample(table, rows).logprobs
         assert together == [sampler.sample(table[i : i + 1], [rows[i]]).logprobs[0] for i in range(3)]
+
+
+def test_the_choices_of_one_request_differ() -> None:
+    """Equal seeds and positions, other choice: other random numbers."""
+    table = torch.zeros(64, VOCABULARY)
+    first, second = (
+        Sampler(VOCABULARY).sample(table, [row(i, choice, seed=3) for i in range(64)]).token_ids for choice in (0, 1)
+    )
+    assert sum(a == b for a, b in zip(first, second, strict=True)) < 8
+
+
+def test_top_p_keeps_the_fewest_tokens_that_hold_it() -> None:
+    """Two of four equal tokens hold a half exactly; a third one is not needed."""
+    table = torch.zeros(300, 4)
+    assert set(Sampler(4).sample(table, [row(i, top_p=0.5) for i in range(300)]).token_ids) == {0, 1}
