@@ -14,9 +14,10 @@ GATHER_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """A prompt is quarantined after `quarantine_after` deaths of owners while it ran alone; no lease that was found
-    is believed to last longer than `lease_seconds`."""
+    """A prompt that `alone_after` vanished owners had in work runs alone, and is quarantined after `quarantine_after`
+    deaths of owners while it did. No lease that was found is believed to last longer than `lease_seconds`."""
 
+    alone_after: int = 2
     quarantine_after: int = 3
     lease_seconds: float = 60.0
 
@@ -39,11 +40,11 @@ class Start(NamedTuple):
 
 
 class Admission:
-    """Holds records back while they are leased to a former owner, and all others while marked prompts run alone.
+    """Holds records back while they are leased to a former owner, and all others while suspects run alone.
 
-    Marked prompts run one at a time, those with the fewest deaths first, so that a stop from outside meets a different
-    prompt each time. For `GATHER_SECONDS` after an assignment nothing starts that would run beside marked prompts
-    which are still to come.
+    Suspects run one at a time, those with the fewest deaths first, so that a stop from outside meets a different
+    prompt each time. For `GATHER_SECONDS` after an assignment nothing starts that would run beside suspects which
+    are still to come.
     """
 
     def __init__(self, tracker: OffsetTracker, policy: AdmissionPolicy, answered: AnsweredBook) -> None:
@@ -100,7 +101,8 @@ class Admission:
             for held in free
             if marked.get(self._key(held), 0) >= self._policy.quarantine_after
         ]
-        gathering = now < self._gather_until and self._tracker.expected_suspects() > 0
+        expected = any(mark.vanished >= self._policy.alone_after for mark in self._tracker.expected_marks())
+        gathering = expected and now < self._gather_until
         suspects = [held for held in free if 0 <= marked.get(self._key(held), -1) < self._policy.quarantine_after]
         if suspects or gathering or self._tracker.runs_alone:
             if suspects and not gathering and num_running == 0 and not starts:
@@ -117,7 +119,9 @@ class Admission:
         return held.record.tp, held.record.offset
 
     def _deaths(self, held: Held) -> int | None:
-        return self._tracker.suspect_deaths(held.record.tp, held.record.offset)
+        """None for one that may have company."""
+        mark = self._tracker.found_mark(held.record.tp, held.record.offset)
+        return mark.deaths if mark.vanished >= self._policy.alone_after else None
 
     def _is_leased(self, held: Held, wall_ms: int) -> bool:
         until = self._tracker.lease_until_ms(held.record.tp, held.record.offset)

@@ -80,7 +80,7 @@ class WorkerApp:
         self._tracker = OffsetTracker(max_inflight_per_partition=settings.max_inflight_per_partition)
         self._codec = MetadataCodec()
         self._answered = AnsweredBook()
-        policy = AdmissionPolicy(settings.quarantine_after, settings.lease_seconds)
+        policy = AdmissionPolicy(settings.alone_after, settings.quarantine_after, settings.lease_seconds)
         self._admission = Admission(self._tracker, policy, self._answered)
         self._assignment = Assignment(
             self._tracker,

@@ -9,7 +9,8 @@ from worker.broker.api import BrokerError, Consumer, TopicPartition
 from worker.clock import Clock
 from worker.commit_metadata import EMPTY, MetadataCodec
 from worker.committer import Committer
-from worker.offsets import OffsetTracker, Start
+from worker.offsets import OffsetTracker
+from worker.partition_state import Start
 
 REVOKE_COMMIT_SECONDS = 1.0
 

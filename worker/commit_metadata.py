@@ -21,7 +21,8 @@ MAX_BODY_BYTES = 1 << 16
 MAX_OFFSETS = 1 << 15
 _VERSION = "v4f1."
 _IDENTITY_BYTES = 8
-_STATES = 2
+_DEATHS_SHIFT, _VANISHED_SHIFT = 2, 8
+_MAX_DEATHS = 63
 
 
 class MarkState(IntEnum):
@@ -34,10 +35,23 @@ class MarkState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A prompt that was running, or waits to run alone; `deaths` of owners while it ran alone."""
+    """A prompt that was running, or waits. `vanished` owners had it in work, `deaths` of them while it ran alone."""
 
     state: MarkState
     deaths: int = 0
+    vanished: int = 0
+
+    @property
+    def word(self) -> int:
+        """As a number on the wire; counts beyond their bits stay at the largest."""
+        deaths = min(self.deaths, _MAX_DEATHS)
+        return self.vanished << _VANISHED_SHIFT | deaths << _DEATHS_SHIFT | self.state
+
+    @classmethod
+    def of_word(cls, word: int) -> "Mark":
+        """Raises ValueError for a state that is not known."""
+        state = MarkState(word & (1 << _DEATHS_SHIFT) - 1)
+        return cls(state, word >> _DEATHS_SHIFT & _MAX_DEATHS, word >> _VANISHED_SHIFT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +114,7 @@ class MetadataCodec:
         _put(out, len(coded))
         out += coded
         _put_table(out, base, metadata.leases)
-        _put_table(out, base, {at: mark.deaths << _STATES | mark.state for at, mark in metadata.marks.items()})
+        _put_table(out, base, {at: mark.word for at, mark in metadata.marks.items()})
         if len(out) > MAX_BODY_BYTES:
             return None
         packed = zlib.compress(bytes(out), 9)
@@ -124,7 +138,7 @@ class MetadataCodec:
         return CommitMetadata(
             frozenset(done),
             leases,
-            {at: Mark(MarkState(word & 3), word >> _STATES) for at, word in marks.items()},
+            {at: Mark.of_word(word) for at, word in marks.items()},
         )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from worker.broker.api import BrokerError, CommitRejectedError, Consumer, OffsetCommit, TopicPartition
 from worker.commit_metadata import MetadataCodec
-from worker.offsets import OffsetTracker, Progress
+from worker.offsets import OffsetTracker
+from worker.partition_state import Progress
 
 MARK_SECONDS = 1.0
 

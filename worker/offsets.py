@@ -1,80 +1,12 @@
 """Which offsets wait, run and are done, and what each partition may commit. Decides only; never touches Kafka."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import count
-from typing import NamedTuple
 
 from worker.broker.api import TopicPartition
-from worker.commit_metadata import EMPTY, CommitMetadata, Mark, MarkState
-
-
-class Start(NamedTuple):
-    """Where a partition begins when it comes to us; `offset` None: nothing was ever committed. `end` is its end now."""
-
-    offset: int | None
-    metadata: CommitMetadata = EMPTY
-    end: int | None = None
-
-
-class Progress(NamedTuple):
-    """What may be committed: the watermark, and what is known above it."""
-
-    offset: int
-    metadata: CommitMetadata
-
-
-@dataclass(slots=True)
-class _Partition:
-    """`next` is one past the last record that came since the assignment; unfinished offsets above it came before.
-
-    `strays` run here although another owner has committed past them: their end changes nothing. `log` tells this log
-    from another one that had the same name.
-    """
-
-    log: int
-    next: int | None = None
-    committed: Progress | None = None
-    waiting: set[int] = field(default_factory=set)
-    running: dict[int, Mark] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
-    strays: set[int] = field(default_factory=set)
-    leases: dict[int, int] = field(default_factory=dict)
-    suspects: dict[int, int] = field(default_factory=dict)
-    assigned: bool = True
-
-    @property
-    def watermark(self) -> int | None:
-        return None if self.next is None else min((self.next, *self.running, *self.waiting))
-
-    def knows(self, offset: int) -> bool:
-        watermark = self.watermark
-        if watermark is not None and offset < watermark:
-            return True
-        return offset in self.running or offset in self.done or offset in self.waiting
-
-    def settle(self) -> None:
-        """Forget what lies below the watermark."""
-        watermark = self.watermark
-        assert watermark is not None
-        if self.done:
-            self.done = {offset for offset in self.done if offset >= watermark}
-        for table in (self.leases, self.suspects):
-            for offset in [offset for offset in table if offset < watermark]:
-                del table[offset]
-
-    def progress(self, *, leased_until_ms: int | None = None) -> Progress | None:
-        """With `leased_until_ms` the partition is handed over: what runs is leased instead of marked."""
-        watermark = self.watermark
-        if watermark is None:
-            return None
-        leases = {at: until for at, until in self.leases.items() if at not in self.running}
-        marks = {at: Mark(MarkState.WAITING, deaths) for at, deaths in self.suspects.items()}
-        if leased_until_ms is None:
-            marks |= self.running
-        else:
-            leases |= dict.fromkeys(self.running, leased_until_ms)
-        return Progress(watermark, CommitMetadata(frozenset(self.done), leases, marks))
+from worker.commit_metadata import Mark, MarkState
+from worker.partition_state import UNMARKED, PartitionState, Progress, Start, earned, is_another_log, is_behind
 
 
 class OffsetTracker:
@@ -86,7 +18,7 @@ class OffsetTracker:
 
     def __init__(self, *, max_inflight_per_partition: int) -> None:
         self._max_window = max_inflight_per_partition
-        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._partitions: dict[TopicPartition, PartitionState] = {}
         self._logs = count()
 
     def __repr__(self) -> str:
@@ -100,18 +32,18 @@ class OffsetTracker:
     def assign(self, starts: Mapping[TopicPartition, Start]) -> None:
         """These partitions, and no others, are ours, and deliver from their start on."""
         for tp, start in starts.items():
-            if tp not in self._partitions or _is_another_log(self._partitions[tp], start):
-                self._partitions[tp] = _Partition(next(self._logs))
+            if tp not in self._partitions or is_another_log(self._partitions[tp], start):
+                self._partitions[tp] = PartitionState(next(self._logs))
             self._begin(self._partitions[tp], start)
         for tp in set(self._partitions) - set(starts):
             self._take_away(self._partitions[tp])
             if not self._partitions[tp].running:
                 del self._partitions[tp]
 
-    def _begin(self, part: _Partition, start: Start) -> None:
+    def _begin(self, part: PartitionState, start: Start) -> None:
         self._take_away(part)
         part.assigned = True
-        part.leases, part.suspects = {}, {}
+        part.leases, part.found = {}, {}
         if start.offset is None:
             return
         part.committed = Progress(start.offset, start.metadata)
@@ -124,8 +56,9 @@ class OffsetTracker:
         ours = {*part.running, *part.done}
         part.leases = {at: until for at, until in start.metadata.leases.items() if at not in ours}
         for at, mark in start.metadata.marks.items():
-            if at not in ours and at not in part.leases:
-                part.suspects[at] = mark.deaths + (mark.state is MarkState.ALONE)
+            if at not in ours:
+                died, vanished = mark.state is MarkState.ALONE, mark.state is not MarkState.WAITING
+                part.found[at] = Mark(MarkState.WAITING, mark.deaths + died, mark.vanished + vanished)
         part.settle()
 
     def hand_over(self, tps: Collection[TopicPartition], *, leased_until_ms: int) -> dict[TopicPartition, Progress]:
@@ -138,13 +71,13 @@ class OffsetTracker:
             part = self._partitions.get(tp)
             if part is not None and part.assigned:
                 progress = part.progress(leased_until_ms=leased_until_ms)
-                if progress is not None and progress != part.committed and not _is_behind(progress, part.committed):
+                if progress is not None and progress != part.committed and not is_behind(progress, part.committed):
                     last[tp] = progress
                 self._take_away(part)
         return last
 
     @staticmethod
-    def _take_away(part: _Partition) -> None:
+    def _take_away(part: PartitionState) -> None:
         """What waits will be delivered again, so the watermark may not pass it."""
         part.next = part.watermark
         part.waiting.clear()
@@ -172,8 +105,8 @@ class OffsetTracker:
         part = self._partitions[tp]
         part.waiting.remove(offset)
         part.leases.pop(offset, None)
-        deaths = part.suspects.pop(offset, 0)
-        part.running[offset] = Mark(MarkState.ALONE if alone else MarkState.TOGETHER, deaths)
+        found = part.found.pop(offset, UNMARKED)
+        part.running[offset] = replace(found, state=MarkState.ALONE if alone else MarkState.TOGETHER)
         return part.log
 
     def finished(self, tp: TopicPartition, offset: int, log: int | None = None) -> None:
@@ -193,16 +126,15 @@ class OffsetTracker:
             del part.running[offset]
         part.done.add(offset)
         part.leases.pop(offset, None)
-        part.suspects.pop(offset, None)
+        part.found.pop(offset, None)
         part.settle()
 
     def given_up(self) -> None:
         """A graceful end: what still runs is left for redelivery, and what it had earned by deaths stays with it."""
         for part in self._partitions.values():
-            for offset, mark in part.running.items() if part.assigned else ():
-                part.waiting.add(offset)
-                if mark.deaths or mark.state is MarkState.ALONE:
-                    part.suspects[offset] = mark.deaths
+            if part.assigned:
+                part.waiting |= part.running.keys()
+                part.found |= earned(part.running)
             part.running.clear()
 
     def lease_until_ms(self, tp: TopicPartition, offset: int) -> int | None:
@@ -210,20 +142,20 @@ class OffsetTracker:
         part = self._partitions.get(tp)
         return None if part is None else part.leases.get(offset)
 
-    def suspect_deaths(self, tp: TopicPartition, offset: int) -> int | None:
-        """How often an owner died while `offset` ran alone; None for one that was found without a mark."""
+    def found_mark(self, tp: TopicPartition, offset: int) -> Mark:
+        """What vanished owners left on `offset`, which does not run here."""
         part = self._partitions.get(tp)
-        return None if part is None else part.suspects.get(offset)
+        return UNMARKED if part is None else part.found.get(offset, UNMARKED)
 
     def next_offset(self, tp: TopicPartition) -> int | None:
         """Where delivery goes on; None where the consumer's own start counts."""
         part = self._partitions.get(tp)
         return None if part is None else part.next
 
-    def expected_suspects(self) -> int:
-        """Marked offsets of assigned partitions that have not been delivered yet. Some may never be: a gap."""
+    def expected_marks(self) -> list[Mark]:
+        """Those of offsets that have not been delivered yet. Some may never be: a gap."""
         parts = [part for part in self._partitions.values() if part.assigned]
-        return sum(1 for part in parts for at in part.suspects if part.next is None or at >= part.next)
+        return [mark for part in parts for at, mark in part.found.items() if part.next is None or at >= part.next]
 
     def room(self, tp: TopicPartition) -> int:
         """How many more offsets may arrive before the oldest unfinished one has to end."""
@@ -243,7 +175,7 @@ class OffsetTracker:
         news = {}
         for tp, part in self._partitions.items():
             progress = part.progress() if part.assigned else None
-            if progress is not None and progress != part.committed and not _is_behind(progress, part.committed):
+            if progress is not None and progress != part.committed and not is_behind(progress, part.committed):
                 news[tp] = progress
         return news
 
@@ -251,12 +183,12 @@ class OffsetTracker:
         """The broker has these."""
         for tp, made in progress.items():
             part = self._partitions.get(tp)
-            if part is not None and not _is_behind(made, part.committed):
+            if part is not None and not is_behind(made, part.committed):
                 part.committed = made
 
-    def _part(self, tp: TopicPartition) -> _Partition:
+    def _part(self, tp: TopicPartition) -> PartitionState:
         if tp not in self._partitions:
-            self._partitions[tp] = _Partition(next(self._logs))
+            self._partitions[tp] = PartitionState(next(self._logs))
         return self._partitions[tp]
 
     @property
@@ -277,15 +209,3 @@ class OffsetTracker:
             assert part.next is None or all(at >= (part.watermark or 0) for at in part.done), part
             assert part.assigned or not part.waiting, part
             assert not part.waiting or part.next is not None, part
-
-
-def _is_behind(progress: Progress, committed: Progress | None) -> bool:
-    return committed is not None and progress.offset < committed.offset
-
-
-def _is_another_log(part: _Partition, start: Start) -> bool:
-    """Whether the partition was made anew under the same name: its offsets then mean other records."""
-    if part.next is None:
-        return False
-    forgotten = start.offset is None and part.committed is not None
-    return forgotten or (start.end is not None and start.end < part.next)

@@ -14,7 +14,9 @@ def topics_of(names: TopicNames, *, max_body_bytes: int, num_partitions: int = D
         "max.message.bytes": str(max_body_bytes + RECORD_OVERHEAD_BYTES),
     }
     spread = [*names.all_prompts, names.replies, names.dead_letter]
-    return [NewTopic(name, num_partitions, config) for name in spread] + [NewTopic(names.control, 1, config)]
+    return [NewTopic(name, num_partitions, config) for name in spread] + [
+        NewTopic(names.control, 1, config | {"cleanup.policy": "compact,delete"})
+    ]
 
 
 async def create_topics(admin: Admin, topics: list[NewTopic]) -> list[str]:

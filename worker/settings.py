@@ -112,6 +112,7 @@ class Settings(BaseSettings):
     backpressure_dwell_seconds: Seconds = 0.5
     grace_seconds: Seconds = 30.0
     lease_seconds: Seconds = 60.0
+    alone_after: Count = 2
     quarantine_after: Count = 3
     dead_letter_dialect: Dialect = "connect"
     dead_letter_values: Annotated[dict[str, Values], BeforeValidator(_values_by_tenant)] = Field(default_factory=dict)

@@ -20,15 +20,16 @@ def codec(cluster: str = "cluster") -> MetadataCodec:
 
 
 FULL = CommitMetadata(
-    frozenset({12, 13, 20}), {11: 1_700_000_000_000}, {14: Mark(MarkState.ALONE, 2), 15: Mark(MarkState.TOGETHER)}
+    frozenset({12, 13, 20}), {11: 1_700_000_000_000}, {14: Mark(MarkState.ALONE, 2, 3), 15: Mark(MarkState.TOGETHER)}
 )
 
 offsets = st.integers(0, 5000)
+marks = st.builds(Mark, st.sampled_from(MarkState), st.integers(0, 63), st.integers(0, 999))
 metadata = st.builds(
     CommitMetadata,
     st.frozensets(offsets, max_size=200),
     st.dictionaries(offsets, st.integers(0, 1 << 42), max_size=40),
-    st.dictionaries(offsets, st.builds(Mark, st.sampled_from(MarkState), st.integers(0, 9)), max_size=40),
+    st.dictionaries(offsets, marks, max_size=40),
 )
 
 

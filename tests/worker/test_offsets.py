@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 
 from worker.broker.api import TopicPartition
 from worker.commit_metadata import CommitMetadata, Mark, MarkState
-from worker.offsets import OffsetTracker, Start
+from worker.offsets import OffsetTracker
+from worker.partition_state import UNMARKED, Start
 
 TP = TopicPartition("prompts", 0)
 NEVER = Start(None)
@@ -130,20 +131,18 @@ def test_a_log_made_anew_under_the_same_name_is_read_from_its_start():
 
 def test_marks_of_an_owner_that_vanished_make_suspects_and_a_graceful_one_leaves_none():
     """Only a death while alone counts; what was earned is not forgotten by a graceful end."""
-    marks = {0: Mark(MarkState.TOGETHER, 1), 1: Mark(MarkState.ALONE, 1), 2: Mark(MarkState.WAITING, 2)}
+    together, alone, waiting = MarkState
+    marks = {0: Mark(together, 0, 1), 1: Mark(alone, 1, 2), 2: Mark(waiting, 2, 5)}
     offsets = tracker(start=Start(0, CommitMetadata(marks=marks), 5))
-    assert [offsets.suspect_deaths(TP, at) for at in range(4)] == [1, 2, 2, None]
+    found = {0: Mark(waiting, 0, 2), 1: Mark(waiting, 2, 3), 2: Mark(waiting, 2, 5)}
+    assert [offsets.found_mark(TP, at) for at in range(4)] == [*found.values(), UNMARKED]
     for at in range(4):
         offsets.arrived(TP, at)
     offsets.started(TP, 1, alone=True)
     assert offsets.runs_alone
-    assert offsets.to_commit()[TP].metadata.marks[1] == Mark(MarkState.ALONE, 2)
+    assert offsets.to_commit()[TP].metadata.marks[1] == Mark(alone, 2, 3)
     offsets.given_up()
-    assert offsets.to_commit()[TP].metadata.marks == {
-        0: Mark(MarkState.WAITING, 1),
-        1: Mark(MarkState.WAITING, 2),
-        2: Mark(MarkState.WAITING, 2),
-    }
+    assert offsets.to_commit()[TP].metadata.marks == found
 
 
 def test_a_lease_is_handed_on_by_an_owner_that_only_held_it():

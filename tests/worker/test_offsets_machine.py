@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from worker.broker.api import TopicPartition
 from worker.commit_metadata import MetadataCodec
-from worker.offsets import OffsetTracker, Start
+from worker.offsets import OffsetTracker
+from worker.partition_state import Start
 
 TP = TopicPartition("prompts", 0)
 WINDOW = 4
