@@ -77,6 +77,13 @@ class RouteTable(BaseModel):
         """One route for each service class."""
         return cls(routes=tuple(Route(topics=(names.prompts(name),), priority=name) for name in PRIORITY_CLASSES))
 
+    def check_names(self, names: TopicNames) -> None:
+        """Raise ValueError for a route that would take the worker's own records for prompts."""
+        for topic in (names.replies, names.reply_for("request"), names.control, names.dead_letter):
+            route = self.match(topic)
+            if route is not None:
+                raise ValueError(f"route {route.pattern or topic} matches {topic}: the worker would answer itself")
+
     def match(self, topic: str) -> Route | None:
         """The route of a prompt topic, tenant filled in; None for a topic that carries no prompts."""
         for route in self.routes:

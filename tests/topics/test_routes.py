@@ -58,3 +58,18 @@ def test_an_order_that_the_worker_does_not_keep_is_refused() -> None:
     """`order: key` is an error at start, not a promise that nobody keeps."""
     with pytest.raises(ValueError, match="order"):
         Route.model_validate({"topics": ["a"], "order": "key"})
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"v4flash\..+", r"v4flash\.replies\.[a-z]+", r".*dead-letter", r"v4flash\.control"]
+)
+def test_a_route_over_the_workers_own_records_is_refused(pattern: str) -> None:
+    """Its replies, cancels and dead letters would come back as prompts."""
+    table = RouteTable(routes=(Route(pattern=pattern),))
+    with pytest.raises(ValueError, match="would answer itself"):
+        table.check_names(TopicNames())
+
+
+def test_the_default_routes_take_none_of_the_workers_own_records() -> None:
+    """Also below another prefix."""
+    RouteTable.default(TopicNames("acme")).check_names(TopicNames("acme"))

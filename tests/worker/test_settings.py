@@ -55,7 +55,16 @@ def test_routes_come_from_the_file_or_as_json_and_replace_the_default_ones(tmp_p
     assert from_flag.topics == {"prompts"}
 
 
-@pytest.mark.parametrize("routes", ['[{"pattern": "("}]', '[{"topics": ["a"], "output_topic": "a"}]', "no json", "3"])
+@pytest.mark.parametrize(
+    "routes",
+    [
+        '[{"pattern": "("}]',
+        '[{"topics": ["a"], "output_topic": "a"}]',
+        r'[{"pattern": "v4flash[.].+"}]',
+        "no json",
+        "3",
+    ],
+)
 def test_routes_that_cannot_be_used_are_refused_by_name(routes: str) -> None:
     """A broken expression, a loop, no JSON, no list."""
     with pytest.raises(SettingsError):
