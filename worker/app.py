@@ -125,7 +125,8 @@ class WorkerApp:
     @property
     def ready(self) -> bool:
         """Whether prompts are being taken."""
-        return self._engine.health.ready and self._assignment.known.is_set() and not self._stop.is_set()
+        serving = self._engine.health.ready and self._assignment.known.is_set() and not self._stop.is_set()
+        return serving and not self._assignment.stuck
 
     def request_stop(self) -> None:
         """Stop taking prompts; `run` returns when what runs has ended, or the grace has. Idempotent."""
@@ -136,7 +137,7 @@ class WorkerApp:
 
         Raises what makes serving impossible (dead engine, broker out of reach); unfinished prompts stay uncommitted.
         """
-        services = self._services()
+        services = self._services(patient=not until_end)
         control = ControlReader(self._control, (self._cancels.take, self._take_done))
         async with AsyncExitStack() as leaving:
             for client in (self._admin, self._subscription, self._producer, self._control):
@@ -225,7 +226,7 @@ class WorkerApp:
             self._classes[topic] = PriorityClass.STANDARD if route is None else PriorityClass(route.priority)
         return self._classes[topic]
 
-    def _services(self) -> JobServices:
+    def _services(self, *, patient: bool) -> JobServices:
         settings, names = self._settings, self._names
         give_up = settings.reply_give_up_seconds
         return JobServices(
@@ -242,6 +243,7 @@ class WorkerApp:
                 names.dead_letter,
                 give_up_seconds=give_up,
                 policy=DeadLetterPolicy(settings.dead_letter_dialect, settings.dead_letter_values),
+                stuck=self._assignment.stuck if patient else None,
             ),
             cancels=self._cancels,
             identities=Identities(),

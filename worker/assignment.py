@@ -36,6 +36,7 @@ class Assignment:
         self.positions: dict[TopicPartition, int] = {}
         self.starts: dict[TopicPartition, int] = {}
         self.paused: frozenset[TopicPartition] = frozenset()
+        self.stuck: set[TopicPartition] = set()  # a dead letter of theirs finds no place
         self.known = asyncio.Event()
         self._tracker = tracker
         self._admission = admission

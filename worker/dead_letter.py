@@ -1,19 +1,32 @@
 """Records that could not be served, kept whole on the dead-letter topic with the reason in headers."""
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import structlog
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from worker.broker.api import BrokerUnavailableError, Headers, MessageTooLargeError, Producer, Record
+from worker.broker.api import (
+    BrokerError,
+    BrokerUnavailableError,
+    Headers,
+    MessageTooLargeError,
+    Producer,
+    Record,
+    TopicPartition,
+)
 
 PREFIX = "__connect.errors."
 SPRING_PREFIX = "kafka_dlt-"
 DIGEST_HEADER = f"{PREFIX}value.sha256"
 EVERY_TENANT = "*"
 MAX_MESSAGE_CHARS = 1024
+AGAIN_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
 
 Dialect = Literal["connect", "spring", "both"]
 Values = Literal["keep", "digest"]
@@ -66,19 +79,43 @@ def dead_letter_headers(
 
 
 class DeadLetters:
-    """Writes dead letters. One that does not arrive in time raises BrokerError: its prompt must not be committed."""
+    """Writes dead letters. One that the broker does not take in time makes its partition `stuck`, from which nothing
+    more is to be taken, and is tried again until it is written; without `stuck` it raises BrokerError. Either way its
+    prompt is not committed before."""
 
     def __init__(
-        self, producer: Producer, topic: str, *, give_up_seconds: float, policy: DeadLetterPolicy | None = None
+        self,
+        producer: Producer,
+        topic: str,
+        *,
+        give_up_seconds: float,
+        policy: DeadLetterPolicy | None = None,
+        stuck: set[TopicPartition] | None = None,
     ) -> None:
         self._producer = producer
         self._topic = topic
         self._give_up_seconds = give_up_seconds
         self._policy = policy or DeadLetterPolicy()
+        self._stuck = stuck
 
     async def write(self, record: Record, exception_class: str, message: str, *, tenant: str = "") -> None:
         """Returns when acknowledged. A value that is too large, or not to be kept, is replaced by its digest in a
         header."""
+        while True:
+            try:
+                await self._write(record, exception_class, message, tenant)
+            except BrokerError as error:
+                if self._stuck is None:
+                    raise
+                self._stuck.add(record.tp)
+                log.warning("a dead letter finds no place", topic=self._topic, error=str(error) or type(error).__name__)
+                await asyncio.sleep(AGAIN_SECONDS)
+            else:
+                if self._stuck is not None:
+                    self._stuck.discard(record.tp)
+                return
+
+    async def _write(self, record: Record, exception_class: str, message: str, tenant: str) -> None:
         headers = dead_letter_headers(record, exception_class, message, self._policy.dialect)
         digest = hashlib.sha256(record.value or b"").hexdigest().encode()
         without = (*headers, (DIGEST_HEADER, digest))

@@ -164,7 +164,7 @@ class Intake:
         paused = self._backpressure.update(self._stats().kv_utilisation, self._clock.now())
         self._pause(frozenset(tp for tp in self._assignment.open if self._class_of(tp.topic) in paused))
         ready: dict[PriorityClass, list[TopicPartition]] = {}
-        for tp in self._assignment.open - self._assignment.paused:
+        for tp in self._assignment.open - self._assignment.paused - self._assignment.stuck:
             cls = self._class_of(tp.topic)
             if self.num_inflight < self._slots[cls] and self._tracker.room(tp):
                 ready.setdefault(cls, []).append(tp)

@@ -5,7 +5,7 @@ import pytest
 
 from engine.scripted import ScriptedEngine
 from topics.headers import ALIASES
-from worker.broker.api import MessageTooLargeError, Record
+from worker.broker.api import MessageTooLargeError, NewTopic, Record, TopicNotAvailableError
 from worker.cli.dead_letter import letters, replay
 from worker.dead_letter import DIGEST_HEADER, EVERY_TENANT, DeadLetterPolicy, DeadLetters, dead_letter_headers
 from worker.letter import NotReplayableError, parse_letter, shown
@@ -140,3 +140,35 @@ async def test_a_replay_of_what_is_not_there_fails_and_sends_the_others(rig, pro
 def test_a_client_cannot_hide_a_deadline_from_a_replay():
     """Both names of a deadline are known to the wire contract."""
     assert {"x-deadline-ms", "x-ttl-ms"} == {*ALIASES["deadline_ms"], *ALIASES["ttl_ms"]}
+
+
+async def test_a_dead_letter_that_finds_no_place_holds_its_partition_and_nothing_else(rig, prompt, monkeypatch):
+    """The topic is gone: the worker lives, says that it is not ready, and commits the prompt once the topic is back."""
+    monkeypatch.setattr("worker.dead_letter.AGAIN_SECONDS", 0.01)
+    app = rig.app(reply_give_up_seconds=0.05)
+    await rig.broker.admin().delete_topics([rig.names.dead_letter])
+    async with rig.running(app):
+        await rig.send(prompt(max_tokens=0), x_request_id="bad")
+        await rig.until_replied("bad")
+        await rig.send(prompt(), "urgent", x_request_id="good")
+        await rig.until_replied("good")
+        assert not app.ready
+        await rig.broker.create_topics(NewTopic(rig.names.dead_letter))
+        reader = rig.broker.reader([rig.names.dead_letter], from_beginning=True)
+        await reader.start()
+        assert await reader.poll(1, 5.0)
+        await reader.stop()
+        await rig.send(prompt(), x_request_id="after")
+        await rig.until_replied("after")
+        assert app.ready
+    assert await rig.uncommitted() == {}
+
+
+async def test_a_batch_run_ends_with_the_reason_when_its_dead_letter_finds_no_place(rig, prompt):
+    """With `--until-end` nobody waits for an operator; the prompt stays uncommitted."""
+    await rig.broker.admin().delete_topics([rig.names.dead_letter])
+    await rig.send(prompt(max_tokens=0), x_request_id="bad")
+    with pytest.raises(ExceptionGroup) as failed:
+        await rig.serve_all(reply_give_up_seconds=0.05)
+    assert failed.group_contains(TopicNotAvailableError)
+    assert await rig.uncommitted() != {}

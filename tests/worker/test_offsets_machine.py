@@ -79,21 +79,21 @@ class Deliveries(RuleBasedStateMachine):
         return self.codec.encode(TP, self.commit[0] + 1, found)
 
     @precondition(lambda self: self.owner is not None)
-    @rule()
-    def deliver(self) -> None:
+    @rule(most=st.integers(1, WINDOW))
+    def deliver(self, most: int = 1) -> None:
         worker = self.workers[self.owner]
         coming = [offset for offset in self.offsets if offset >= self.position]
-        if coming and worker.tracker.room(TP):
-            self.position = coming[0] + 1
-            if worker.tracker.arrived(TP, coming[0]):
-                assert coming[0] not in worker.running, "started twice in one process"
-                worker.held.append(coming[0])
+        for offset in coming[: min(most, worker.tracker.room(TP))]:
+            self.position = offset + 1
+            if worker.tracker.arrived(TP, offset):
+                assert offset not in worker.running, "started twice in one process"
+                worker.held.append(offset)
 
     @precondition(lambda self: self.owner is not None)
-    @rule()
-    def start(self) -> None:
+    @rule(most=st.integers(1, WINDOW))
+    def start(self, most: int = WINDOW) -> None:
         worker = self.workers[self.owner]
-        for offset in list(worker.held):
+        for offset in worker.held[:most]:
             lease = worker.tracker.lease_until_ms(TP, offset)
             if lease is None or lease <= self.now:
                 worker.held.remove(offset)
@@ -102,6 +102,8 @@ class Deliveries(RuleBasedStateMachine):
     @rule(at=st.integers(0, 1), pick=st.integers(0, 10), told=st.booleans())
     def finish(self, at: int, pick: int, told: bool) -> None:
         """A client reads an answer; a former owner tells the new one, or its word is lost."""
+        if not self.workers[at].running:
+            at = 1 - at
         worker, other = self.workers[at], self.workers[1 - at]
         if not worker.running:
             return
@@ -132,8 +134,10 @@ class Deliveries(RuleBasedStateMachine):
             self.commit = (offset, text)
         worker.tracker.committed(progress)
 
-    @rule(at=st.integers(0, 1))
-    def crash(self, at: int) -> None:
+    @rule(at=st.integers(0, 1), really=st.sampled_from([False, False, True]))
+    def crash(self, at: int, really: bool = True) -> None:
+        if not really:
+            return
         self.workers[at] = Worker()
         if self.owner == at:
             self.owner = None
@@ -170,7 +174,7 @@ class Deliveries(RuleBasedStateMachine):
 
 
 TestDeliveries = Deliveries.TestCase
-TestDeliveries.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDeliveries.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize("stop", range(3))
