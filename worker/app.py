@@ -188,8 +188,9 @@ class WorkerApp:
     async def _tell_new_owner(self, services: JobServices, record: Record) -> None:
         key, value = done_record(record)
         try:
-            await services.producer.send(services.control_topic, value, key=key)
-        except BrokerError as error:  # its lease runs out, and the prompt is answered twice
+            async with asyncio.timeout(self._settings.lease_seconds):
+                await services.producer.send(services.control_topic, value, key=key)
+        except (BrokerError, TimeoutError) as error:  # its lease runs out, and the prompt is answered twice
             log.warning("the new owner was not told of an answer", error=type(error).__name__)
 
     def _take_done(self, record: Record) -> None:
