@@ -7,10 +7,10 @@ from collections.abc import Collection
 from worker.admission import Admission
 from worker.broker.api import BrokerError, Consumer, TopicPartition
 from worker.clock import Clock
-from worker.commit_metadata import EMPTY, MetadataCodec
+from worker.commit_metadata import MetadataCodec
 from worker.committer import Committer
 from worker.offsets import OffsetTracker
-from worker.partition_state import Start
+from worker.partition_state import PartitionStart
 
 REVOKE_COMMIT_SECONDS = 1.0
 
@@ -80,8 +80,11 @@ class Assignment:
         found = {}
         for tp in assigned:
             commit = committed.get(tp)
-            decoded = commit and self._codec.decode(tp, commit.metadata, base=commit.offset, end=ends[tp])
-            found[tp] = Start(commit and commit.offset, decoded or EMPTY, ends[tp])
+            if commit is None:
+                found[tp] = PartitionStart(None, end=ends[tp])
+            else:
+                metadata = self._codec.decode(tp, commit.metadata, base=commit.offset, end=ends[tp])
+                found[tp] = PartitionStart(commit.offset, metadata, ends[tp])
             consumer.seek(tp, starts[tp])  # also where it is there already: a poll may have passed it meanwhile
         self._admission.forget_all()
         self._tracker.assign(found)

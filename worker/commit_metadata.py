@@ -232,7 +232,7 @@ def _from_runs(coded: bytes, base: int) -> list[int]:
 
 
 def _smaller(metadata: CommitMetadata) -> CommitMetadata:
-    """Half of the longest-lasting part that may go first: done offsets, then leases, then marks; the lowest stay."""
+    """Without half of what may go first: done offsets, then leases, then marks; the lowest stay."""
     if metadata.done:
         return replace(metadata, done=frozenset(_lower_half(metadata.done)))
     if metadata.leases:

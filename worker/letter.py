@@ -71,12 +71,22 @@ def parse_letter(record: Record) -> Letter:
         name.removeprefix(SPRING_PREFIX): value for name, value in named.items() if name.startswith(SPRING_PREFIX)
     }
     if "topic" in connect:
-        numbers = [_decimal(connect.get(name)) for name in ("partition", "offset")]
-        reason, message = _text(connect, "exception.class.name"), _text(connect, "exception.message")
-        return Letter(record, _text(connect, "topic"), *numbers, reason, message)
-    topic = _text(spring, "original-topic") if "original-topic" in spring else None
-    numbers = [int.from_bytes(spring.get(f"original-{name}") or b"", "big") for name in ("partition", "offset")]
-    return Letter(record, topic, *numbers, _text(spring, "exception-fqcn"), _text(spring, "exception-message"))
+        return Letter(
+            record,
+            topic=_text(connect, "topic"),
+            partition=_decimal(connect.get("partition")),
+            offset=_decimal(connect.get("offset")),
+            reason=_text(connect, "exception.class.name"),
+            message=_text(connect, "exception.message"),
+        )
+    return Letter(
+        record,
+        topic=_text(spring, "original-topic") if "original-topic" in spring else None,
+        partition=_big_endian(spring.get("original-partition")),
+        offset=_big_endian(spring.get("original-offset")),
+        reason=_text(spring, "exception-fqcn"),
+        message=_text(spring, "exception-message"),
+    )
 
 
 def shown(letter: Letter) -> str:
@@ -103,6 +113,10 @@ def shown(letter: Letter) -> str:
 
 def _decimal(value: bytes | None) -> int | None:
     return int(value) if value and value.isdigit() and len(value) < 20 else None
+
+
+def _big_endian(value: bytes | None) -> int | None:
+    return None if value is None else int.from_bytes(value, "big")
 
 
 def _text(named: Mapping[str, bytes | None], name: str) -> str:

@@ -6,7 +6,7 @@ from itertools import count
 
 from worker.broker.api import TopicPartition
 from worker.commit_metadata import Mark, MarkState
-from worker.partition_state import UNMARKED, PartitionState, Progress, Start, earned, is_another_log, is_behind
+from worker.partition_state import UNMARKED, PartitionStart, PartitionState, Progress, earned, is_another_log, is_behind
 
 
 class OffsetTracker:
@@ -29,7 +29,7 @@ class OffsetTracker:
         )
         return f"OffsetTracker({', '.join(parts)})"
 
-    def assign(self, starts: Mapping[TopicPartition, Start]) -> None:
+    def assign(self, starts: Mapping[TopicPartition, PartitionStart]) -> None:
         """These partitions, and no others, are ours, and deliver from their start on."""
         for tp, start in starts.items():
             if tp not in self._partitions or is_another_log(self._partitions[tp], start):
@@ -40,7 +40,7 @@ class OffsetTracker:
             if not self._partitions[tp].running:
                 del self._partitions[tp]
 
-    def _begin(self, part: PartitionState, start: Start) -> None:
+    def _begin(self, part: PartitionState, start: PartitionStart) -> None:
         self._take_away(part)
         part.assigned = True
         part.leases, part.found = {}, {}

@@ -9,7 +9,7 @@ from worker.commit_metadata import EMPTY, CommitMetadata, Mark, MarkState
 UNMARKED = Mark(MarkState.WAITING)
 
 
-class Start(NamedTuple):
+class PartitionStart(NamedTuple):
     """Where a partition begins when it comes to us; `offset` None: nothing was ever committed. `end` is its end now."""
 
     offset: int | None
@@ -88,7 +88,7 @@ def is_behind(progress: Progress, committed: Progress | None) -> bool:
     return committed is not None and progress.offset < committed.offset
 
 
-def is_another_log(part: PartitionState, start: Start) -> bool:
+def is_another_log(part: PartitionState, start: PartitionStart) -> bool:
     """Whether the partition was made anew under the same name: its offsets then mean other records."""
     if part.next is None:
         return False

@@ -4,7 +4,7 @@ from worker.broker.api import Record, TopicPartition
 from worker.commit_metadata import CommitMetadata, Mark, MarkState
 from worker.lease import Answered, AnsweredBook, done_record, parse_done
 from worker.offsets import OffsetTracker
-from worker.partition_state import Start
+from worker.partition_state import PartitionStart
 
 TP = TopicPartition("prompts", 0)
 LATER = GATHER_SECONDS + 1
@@ -17,7 +17,7 @@ def record(offset: int) -> Record:
 def admission(metadata: CommitMetadata, *offsets: int) -> tuple[Admission, OffsetTracker]:
     """All of `offsets` have come; those of `metadata` were left by former owners."""
     tracker = OffsetTracker(max_inflight_per_partition=32)
-    tracker.assign({TP: Start(0, metadata, 100)})
+    tracker.assign({TP: PartitionStart(0, metadata, 100)})
     made = Admission(tracker, AdmissionPolicy(alone_after=2, quarantine_after=3, lease_seconds=60), AnsweredBook())
     made.assigned(0.0)
     for offset in offsets:

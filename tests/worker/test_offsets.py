@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 from worker.broker.api import TopicPartition
 from worker.commit_metadata import CommitMetadata, Mark, MarkState
 from worker.offsets import OffsetTracker
-from worker.partition_state import UNMARKED, Start
+from worker.partition_state import UNMARKED, PartitionStart
 
 TP = TopicPartition("prompts", 0)
-NEVER = Start(None)
+NEVER = PartitionStart(None)
 
 
-def tracker(window: int = 8, start: Start = NEVER) -> OffsetTracker:
+def tracker(window: int = 8, start: PartitionStart = NEVER) -> OffsetTracker:
     made = OffsetTracker(max_inflight_per_partition=window)
     made.assign({TP: start})
     return made
@@ -56,7 +56,7 @@ def test_a_redelivered_offset_is_not_started_twice():
     offsets.arrived(TP, 2)
     offsets.finished(TP, 1)
     offsets.hand_over([TP], leased_until_ms=9)
-    offsets.assign({TP: Start(0, end=3)})
+    offsets.assign({TP: PartitionStart(0, end=3)})
     assert not offsets.arrived(TP, 0)
     assert not offsets.arrived(TP, 1)
     assert offsets.arrived(TP, 2)
@@ -79,7 +79,7 @@ def test_a_commit_never_goes_backwards():
     offsets = tracker()
     begin(offsets, 0)
     offsets.hand_over([TP], leased_until_ms=9)
-    offsets.assign({TP: Start(9, end=10)})
+    offsets.assign({TP: PartitionStart(9, end=10)})
     offsets.finished(TP, 0)
     assert offsets.to_commit() == {}
     assert offsets.arrived(TP, 9)
@@ -99,7 +99,7 @@ def test_one_stuck_offset_becomes_backpressure():
 
 def test_a_smaller_window_than_the_last_owners_wedges_nothing():
     """Done offsets that were not delivered yet take no room."""
-    offsets = tracker(window=2, start=Start(0, CommitMetadata(frozenset(range(1, 9))), 9))
+    offsets = tracker(window=2, start=PartitionStart(0, CommitMetadata(frozenset(range(1, 9))), 9))
     assert offsets.room(TP) == 2
     begin(offsets, 0)
     assert not offsets.arrived(TP, 1)
@@ -110,7 +110,7 @@ def test_a_smaller_window_than_the_last_owners_wedges_nothing():
 
 def test_what_the_last_owner_had_done_is_not_done_again():
     """The done-set of the metadata: only the others are new."""
-    offsets = tracker(start=Start(4, CommitMetadata(frozenset({5, 7})), 9))
+    offsets = tracker(start=PartitionStart(4, CommitMetadata(frozenset({5, 7})), 9))
     assert [at for at in range(4, 9) if offsets.arrived(TP, at)] == [4, 6, 8]
 
 
@@ -122,7 +122,7 @@ def test_a_log_made_anew_under_the_same_name_is_read_from_its_start():
     offsets.finished(TP, 1)
     offsets.committed(offsets.to_commit())
     offsets.hand_over([TP], leased_until_ms=9)
-    offsets.assign({TP: Start(None, end=4)})
+    offsets.assign({TP: PartitionStart(None, end=4)})
     assert all(offsets.arrived(TP, at) for at in range(4))
     offsets.finished(TP, 3, old)
     assert offsets.watermark(TP) == 0
@@ -133,7 +133,7 @@ def test_marks_of_an_owner_that_vanished_make_suspects_and_a_graceful_one_leaves
     """Only a death while alone counts; what was earned is not forgotten by a graceful end."""
     together, alone, waiting = MarkState
     marks = {0: Mark(together, 0, 1), 1: Mark(alone, 1, 2), 2: Mark(waiting, 2, 5)}
-    offsets = tracker(start=Start(0, CommitMetadata(marks=marks), 5))
+    offsets = tracker(start=PartitionStart(0, CommitMetadata(marks=marks), 5))
     found = {0: Mark(waiting, 0, 2), 1: Mark(waiting, 2, 3), 2: Mark(waiting, 2, 5)}
     assert [offsets.found_mark(TP, at) for at in range(4)] == [*found.values(), UNMARKED]
     for at in range(4):
@@ -147,7 +147,7 @@ def test_marks_of_an_owner_that_vanished_make_suspects_and_a_graceful_one_leaves
 
 def test_a_lease_is_handed_on_by_an_owner_that_only_held_it():
     """The first owner still answers, whoever has the partition meanwhile."""
-    offsets = tracker(start=Start(0, CommitMetadata(leases={0: 77}), 2))
+    offsets = tracker(start=PartitionStart(0, CommitMetadata(leases={0: 77}), 2))
     offsets.arrived(TP, 0)
     begin(offsets, 1)
     last = offsets.hand_over([TP], leased_until_ms=99)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from worker.broker.api import TopicPartition
 from worker.commit_metadata import MetadataCodec
 from worker.offsets import OffsetTracker
-from worker.partition_state import Start
+from worker.partition_state import PartitionStart
 
 TP = TopicPartition("prompts", 0)
 WINDOW = 4
@@ -62,10 +62,10 @@ class Deliveries(RuleBasedStateMachine):
         if mangle != "no" and self.commit is not None:
             self.commit = (self.commit[0], "" if mangle == "drop" else self._foreign())
         offset = None if self.commit is None else self.commit[0]
-        start = Start(None, end=self.end)
+        start = PartitionStart(None, end=self.end)
         if self.commit is not None:
             found = self.codec.decode(TP, self.commit[1], base=self.commit[0], end=self.end)
-            start = Start(offset, found, self.end)
+            start = PartitionStart(offset, found, self.end)
         self.workers[1 - to].tracker.assign({})
         self.workers[1 - to].held.clear()
         new.held.clear()
