@@ -1,3 +1,4 @@
+import asyncio
 import hashlib
 import json
 
@@ -6,6 +7,7 @@ import pytest
 from engine.scripted import ScriptedEngine
 from topics.headers import ALIASES
 from worker.broker.api import MessageTooLargeError, NewTopic, Record, TopicNotAvailableError
+from worker.cli import main
 from worker.cli.dead_letter import letters, replay
 from worker.dead_letter import DIGEST_HEADER, EVERY_TENANT, DeadLetterPolicy, DeadLetters, dead_letter_headers
 from worker.letter import NotReplayableError, parse_letter, shown
@@ -172,3 +174,26 @@ async def test_a_batch_run_ends_with_the_reason_when_its_dead_letter_finds_no_pl
         await rig.serve_all(reply_give_up_seconds=0.05)
     assert failed.group_contains(TopicNotAvailableError)
     assert await rig.uncommitted() != {}
+
+
+async def test_the_commands_list_show_and_replay(rig, prompt, capsys, monkeypatch):
+    """A line a letter, the whole letter as JSON, a line a replay; a bad place is a word of help."""
+    monkeypatch.setattr("worker.cli.dead_letter.command_broker", lambda settings: rig.broker)
+    await rig.send(prompt(max_tokens=0), x_request_id="r")
+    await rig.serve_all()
+    (letter,) = rig.dead_letters()
+
+    async def command(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            await asyncio.to_thread(main, ["dead-letter", *words])
+        return ended.value.code or 0, "".join(capsys.readouterr())
+
+    place = f"{letter.partition}:{letter.offset}"
+    code, listed = await command("list")
+    assert (code, listed.split()[:4:3]) == (0, [place, "r"])
+    assert (await command("list", "--reason", "Other"))[1].strip() == "no dead letters"
+    assert json.loads((await command("show", place))[1])["request_id"] == "r"
+    assert await command("show", "0:999") == (1, "v4flash: there is no dead letter 0:999\n")
+    assert await command("show", "first") == (1, "v4flash: first is no PARTITION:OFFSET\n")
+    assert (await command("replay"))[0] == 1
+    assert (await command("replay", "--all"))[1] == f"{place} sent to v4flash.prompts.standard as r\n"
