@@ -39,6 +39,8 @@ from worker.job_services import JobLimits, JobServices
 from worker.lease import AnsweredBook, done_record, parse_done
 from worker.observer import NullObserver, Observer
 from worker.offsets import OffsetTracker
+from worker.renewing_producer import ResendingProducer
+from worker.replies.producers import ReplyProducers
 from worker.replies.routes import ReplyRoutes
 from worker.replies.stream import CoalescePolicy
 from worker.shared_runs import SharedRuns
@@ -73,7 +75,11 @@ class WorkerApp:
         self._stop = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
         self._classes: dict[str, PriorityClass] = {}
-        self._producer = broker.producer()
+        own_topics = (
+            self._names.own | {self._names.replies} | {r.output_topic for r in self._routes.routes if r.output_topic}
+        )
+        self._producers = ReplyProducers(broker.producer, own_topics)
+        self._producer = ResendingProducer(self._producers.own)
         self._admin = broker.admin()
         self._control = broker.reader([self._names.control], from_beginning=True)
         self._cancels = CancelBook()
@@ -140,20 +146,27 @@ class WorkerApp:
         services = self._services(patient=not until_end)
         control = ControlReader(self._control, (self._cancels.take, self._take_done))
         async with AsyncExitStack() as leaving:
-            for client in (self._admin, self._subscription, self._producer, self._control):
+            for client in (self._admin, self._subscription, self._producers.own, self._producers.named, self._control):
                 leaving.push_async_callback(bounded, client.stop, LEAVE_SECONDS)
             leaving.push_async_callback(bounded, self._engine.close, LEAVE_SECONDS)
             if not self._engine.health.ready:
                 await self._engine.start()
                 log.info("model loaded", model=self._engine.model.name, kernels=self._engine.model.kernels)
-            for client in (self._admin, self._producer, self._control):
+            for client in (self._admin, self._producers.own, self._producers.named, self._control):
                 await started(client)
             self._codec.bind(await self._admin.cluster_id())
             await control.catch_up()
             await started(self._subscription)
             async with asyncio.TaskGroup() as tasks:
                 background = [
-                    tasks.create_task(work) for work in (control.run(), self._committer.run(), self._subscription.run())
+                    tasks.create_task(work)
+                    for work in (
+                        control.run(),
+                        self._committer.run(),
+                        self._subscription.run(),
+                        self._producers.own.run(),
+                        self._producers.named.run(),
+                    )
                 ]
                 async with asyncio.TaskGroup() as jobs:
                     await self._intake.run(
@@ -233,11 +246,14 @@ class WorkerApp:
         return JobServices(
             engine=self._engine,
             producer=self._producer,
+            reply_producers=self._producers,
             routes=ReplyRoutes(
                 self._admin,
                 names,
                 allowed_prefixes=settings.reply_prefixes or names.reply_prefixes,
                 forbidden=names.own | self._routes.topics,
+                clock=self._clock,
+                give_up_seconds=give_up,
             ),
             dead_letters=DeadLetters(
                 self._producer,

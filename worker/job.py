@@ -1,7 +1,6 @@
 """One prompt record from its bytes to its terminal record. The one place that turns exceptions into replies."""
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -26,6 +25,7 @@ from worker.logs import bound_request
 from worker.outcome import failure_of
 from worker.replies.api import Destination, Failure, Replier, ReplyUndeliverable
 from worker.replies.final import FinalReplier
+from worker.replies.restarting import RestartingReplier, new_attempt
 from worker.replies.sink import BrokerSink
 from worker.replies.table import REPLIERS
 from worker.shared_runs import RunKey, RunLost, SharedRun
@@ -59,7 +59,7 @@ class Job:
         self._request_id = self._headers.request_id or f"{record.topic}-{record.partition}-{record.offset}"
         self._tenant = (self._headers.tenant if route.trust_tenant else None) or route.tenant or ""
         self._destination = services.routes.default(record, self._headers, route, self._request_id)
-        self._attempt = uuid.uuid4().hex
+        self._attempt = new_attempt()
         self._replier: Replier | None = None
         self._leads: SharedRun | None = None
         self._num_prompt = self._num_generated = 0
@@ -134,7 +134,7 @@ class Job:
                 return "duplicate", Usage(0, 0)
             except RunLost:
                 await replier.close()
-                self._attempt = uuid.uuid4().hex
+                self._attempt = new_attempt()
 
     async def _generate(self, source: AsyncIterator[Delta], watch: DeltaWatch, replier: Replier) -> Usage:
         # closing aborts the request in the engine
@@ -200,7 +200,9 @@ class Job:
     def _make_replier(self, mode: ReplyMode, prompt: PromptRequest) -> Replier:
         services = self._services
         context = self._context(prompt.operation, prompt.ignored)
-        return REPLIERS[mode](context, self._sink(self._destination), services.clock, services.limits.coalesce)
+        sink = self._sink(self._destination)
+        replier = REPLIERS[mode](context, sink, services.clock, services.limits.coalesce)
+        return RestartingReplier(replier)
 
     def _context(self, operation: str, ignored: tuple[str, ...] = ()) -> ReplyContext:
         return ReplyContext(
@@ -218,7 +220,8 @@ class Job:
 
     def _sink(self, destination: Destination) -> BrokerSink:
         services = self._services
-        return BrokerSink(services.producer, destination, give_up_seconds=services.limits.reply_give_up_seconds)
+        producer = services.reply_producers.of(destination.topic)
+        return BrokerSink(producer, destination, give_up_seconds=services.limits.reply_give_up_seconds)
 
     async def _end(self, error: Exception) -> None:
         """The end of a request without an answer: error reply, and a dead letter for what can never be served."""
@@ -239,7 +242,9 @@ class Job:
         self._observe(str(failure.code), Usage(0, 0) if self._leads is None else spent)
 
     async def _tell(self, failure: Failure) -> None:
-        replier = self._replier or FinalReplier(self._context(DEFAULT_OPERATION), self._sink(self._destination))
+        replier = self._replier or RestartingReplier(
+            FinalReplier(self._context(DEFAULT_OPERATION), self._sink(self._destination))
+        )
         try:
             await replier.fail(failure)
         except (ReplyUndeliverable, MessageTooLargeError) as error:

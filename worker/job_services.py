@@ -9,6 +9,7 @@ from worker.clock import Clock
 from worker.dead_letter import DeadLetters
 from worker.identities import Identities
 from worker.observer import Observer
+from worker.replies.producers import ReplyProducers
 from worker.replies.routes import ReplyRoutes
 from worker.replies.stream import CoalescePolicy
 from worker.shared_runs import SharedRuns
@@ -33,6 +34,7 @@ class JobServices:
 
     engine: GenerationEngine
     producer: Producer
+    reply_producers: ReplyProducers
     routes: ReplyRoutes
     dead_letters: DeadLetters
     cancels: CancelBook

@@ -73,7 +73,14 @@ _MAPPING: tuple[tuple[tuple[type[BaseException], ...], type[BrokerError]], ...] 
         TopicNotAvailableError,
     ),
     (
-        (errors.OutOfOrderSequenceNumber, errors.ProducerFenced, errors.InvalidProducerEpoch, errors.ProducerClosed),
+        (
+            errors.OutOfOrderSequenceNumber,
+            errors.ProducerFenced,
+            errors.InvalidProducerEpoch,
+            errors.InvalidProducerIdMapping,
+            errors.UnknownProducerId,
+            errors.ProducerClosed,
+        ),
         ProducerWedgedError,
     ),
     (

@@ -7,6 +7,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 
 from worker.broker.api import (
+    BrokerError,
     BrokerUnavailableError,
     Headers,
     ProducerWedgedError,
@@ -79,10 +80,20 @@ class KafkaProducer:
         except ProducerWedgedError:
             self._wedged = True
             raise
-        except (BrokerUnavailableError, TopicNotAvailableError):
-            self._counts.pop(topic, None)  # it may have been deleted
+        except BrokerError as error:
+            if self._client is not None and self._is_dead(self._client):
+                self._wedged = True
+                raise ProducerWedgedError(str(error)) from error
+            if isinstance(error, BrokerUnavailableError | TopicNotAvailableError):
+                self._counts.pop(topic, None)  # it may have been deleted
             raise
         return TopicPartition(sent.topic, sent.partition)
+
+    @staticmethod
+    def _is_dead(client: Any) -> bool:
+        """Whether aiokafka's sender has ended; it says so to nobody, and every later send fails or waits for ever."""
+        task = client._sender.sender_task
+        return task is not None and task.done()
 
     async def _num_partitions(self, topic: str) -> int:
         async with self._counting:

@@ -97,9 +97,9 @@ class MemoryProducer:
         if not self._running:
             raise BrokerUnavailableError("the producer is not running")
         try:
-            await self._cluster.faults.pass_through("send")
+            await self._cluster.faults.pass_through("send", topic)
             tp = self._append(topic, value, key, headers, partition)
-            await self._cluster.faults.pass_through("ack")
+            await self._cluster.faults.pass_through("ack", topic)
         except ProducerWedgedError:
             self._wedged = True
             raise
@@ -187,14 +187,14 @@ class MemoryBroker:
         """Use up offsets without records, as compaction and transaction markers do."""
         self._cluster.log(tp).next_offset += num_offsets
 
-    def fail_next(self, operation: str, error: Exception, times: int = 1) -> None:
-        """Let the next `times` calls raise. `send` fails before the append, `ack` after it; the others are named in
-        `memory_cluster.OPERATIONS`."""
-        self._cluster.faults.fail_next(operation, error, times)
+    def fail_next(self, operation: str, error: Exception, times: int = 1, *, topic: str | None = None) -> None:
+        """Let the next `times` calls raise. `send` fails before the append, `ack` after it, with `topic` only for it;
+        the others are named in `memory_cluster.OPERATIONS`."""
+        self._cluster.faults.fail_next(operation, error, times, topic)
 
-    def stall(self, operation: str) -> None:
-        """Let `operation` hang (polls time out) until `unstall`."""
-        self._cluster.faults.stall(operation)
+    def stall(self, operation: str, *, topic: str | None = None) -> None:
+        """Let `operation` hang (polls time out) until `unstall`; with `topic` only sends to it."""
+        self._cluster.faults.stall(operation, topic)
 
     def unstall(self) -> None:
         self._cluster.faults.unstall()

@@ -37,36 +37,39 @@ class Changes:
 
 
 class Faults:
-    """Errors and stalls that a test asks for, by operation (see `OPERATIONS`)."""
+    """Errors and stalls that a test asks for, by operation (see `OPERATIONS`), `send` and `ack` also by topic."""
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
-        self._errors: dict[str, deque[Exception]] = {operation: deque() for operation in OPERATIONS}
-        self._stalled: set[str] = set()
+        self._errors: dict[tuple[str, str | None], deque[Exception]] = {}
+        self._stalled: set[tuple[str, str | None]] = set()
 
-    def fail_next(self, operation: str, error: Exception, times: int = 1) -> None:
-        self._errors[operation].extend([error] * times)
-
-    def stall(self, operation: str) -> None:
+    def fail_next(self, operation: str, error: Exception, times: int = 1, topic: str | None = None) -> None:
         if operation not in OPERATIONS:
             raise KeyError(operation)
-        self._stalled.add(operation)
+        self._errors.setdefault((operation, topic), deque()).extend([error] * times)
+
+    def stall(self, operation: str, topic: str | None = None) -> None:
+        if operation not in OPERATIONS:
+            raise KeyError(operation)
+        self._stalled.add((operation, topic))
 
     def unstall(self) -> None:
         self._stalled.clear()
         self._changes.notify()
 
-    def stalled(self, operation: str) -> bool:
-        return operation in self._stalled
+    def stalled(self, operation: str, topic: str | None = None) -> bool:
+        return (operation, None) in self._stalled or (operation, topic) in self._stalled
 
-    def raise_if_failing(self, operation: str) -> None:
-        if errors := self._errors[operation]:
-            raise errors.popleft()
+    def raise_if_failing(self, operation: str, topic: str | None = None) -> None:
+        for key in ((operation, topic), (operation, None)):
+            if errors := self._errors.get(key):
+                raise errors.popleft()
 
-    async def pass_through(self, operation: str) -> None:
+    async def pass_through(self, operation: str, topic: str | None = None) -> None:
         """Wait while `operation` is stalled, then raise the error queued for it, if any."""
-        await self._changes.wait_for(lambda: operation not in self._stalled)
-        self.raise_if_failing(operation)
+        await self._changes.wait_for(lambda: not self.stalled(operation, topic))
+        self.raise_if_failing(operation, topic)
 
 
 @dataclass(slots=True)

@@ -36,7 +36,8 @@ class Failure:
 class ReplySink(Protocol):
     """Sends records of one attempt in order; returns when the broker has acknowledged.
 
-    Raises ReplyUndeliverable, and MessageTooLargeError for the broker's size limit.
+    Raises ReplyUndeliverable, MessageTooLargeError for the broker's size limit, and ProducerWedgedError when nobody
+    knows what arrived: a new attempt has to begin.
     """
 
     async def send(self, record: ReplyRecord) -> None: ...
@@ -46,13 +47,17 @@ class Replier(Protocol):
     """Turns the deltas of one attempt into reply records. After `finish` or `fail` nothing more is sent."""
 
     async def send(self, delta: Delta) -> None:
-        """Take new text; may keep it back for a while to send it with what follows."""
+        """Take new text; may keep it back for a while to send it with what follows. The text is kept also if it
+        raises."""
 
     async def finish(self) -> Usage:
         """Send the terminal record; returns when it is acknowledged."""
 
     async def fail(self, failure: Failure) -> None:
         """Send the terminal error; returns when it is acknowledged."""
+
+    def restart(self, attempt: str) -> None:
+        """Begin a new attempt: what was taken so far is sent again from seq 0, in fewer records."""
 
     async def close(self) -> None:
         """Leave nothing behind that would still send; idempotent."""

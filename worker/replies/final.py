@@ -1,11 +1,12 @@
 """Mode `final`: one record with the whole answer."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine.api import Delta, TokenLogprob, Usage
 from topics.logprobs import TokenEntry, logprobs_object
-from topics.replies import Choice, ReplyContext, error_record, final_record, usage_object
+from topics.replies import Choice, ReplyContext, ReplyRecord, error_record, final_record, usage_object
 from worker.replies.api import Failure, ReplySink
 
 
@@ -35,6 +36,7 @@ class Answer:
         self.finish_reasons: dict[int, str] = {}
         self.logprobs: dict[int, list[TokenLogprob]] = {}
         self.usage = Usage(0, 0)
+        self.whole = False
 
     def add(self, delta: Delta) -> None:
         self.texts[delta.index] = self.texts.get(delta.index, "") + delta.text
@@ -43,6 +45,7 @@ class Answer:
             self.finish_reasons[delta.index] = str(delta.finish_reason)
         if delta.usage is not None:
             self.usage = delta.usage
+            self.whole = True
 
     def choices(self, operation: str) -> list[Choice]:
         return [
@@ -69,14 +72,23 @@ class FinalReplier:
         return usage
 
     async def fail(self, failure: Failure) -> None:
-        await self._sink.send(failure_record(self._context, 0, failure))
+        await self._sink.send(failure_record(self._context, 0, failure, self._answer))
+
+    def restart(self, attempt: str) -> None:
+        self._context = replace(self._context, attempt=attempt)
 
     async def close(self) -> None:
         """It keeps no timer."""
 
 
-def failure_record(context: ReplyContext, seq: int, failure: Failure) -> tuple[bytes, tuple[tuple[str, bytes], ...]]:
-    """The terminal error record of a failure."""
+def _spent(failure: Failure, answer: Answer) -> Mapping[str, Any] | None:
+    if answer.whole:
+        return wire_usage(answer.usage)
+    return None if failure.usage is None else wire_usage(failure.usage)
+
+
+def failure_record(context: ReplyContext, seq: int, failure: Failure, answer: Answer) -> ReplyRecord:
+    """The terminal error record of a failure; with the usage of an answer that was whole."""
     return error_record(
         context,
         seq,
@@ -84,5 +96,5 @@ def failure_record(context: ReplyContext, seq: int, failure: Failure) -> tuple[b
         message=failure.message,
         param=failure.param,
         retriable=failure.retriable,
-        usage=None if failure.usage is None else wire_usage(failure.usage),
+        usage=_spent(failure, answer),
     )

@@ -1,15 +1,20 @@
 """Where the replies of a request go: the topic it names, the shared topic, or a topic of its own made on demand."""
 
+import asyncio
 from collections.abc import Collection
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from topics.errors import ErrorCode, InvalidMessage
 from topics.headers import RequestHeaders
 from topics.names import TopicNames, validate_reply_topic
 from topics.routes import Route
-from worker.broker.api import Admin, NewTopic, Record
-from worker.replies.api import Destination
+from worker.broker.api import Admin, BrokerError, BrokerUnavailableError, NewTopic, Record
+from worker.clock import Clock
+from worker.replies.api import Destination, ReplyUndeliverable
 
 MAX_KNOWN_TOPICS = 10_000
+KNOWN_SECONDS = 30.0  # a topic may be deleted, or get more partitions
 PER_REQUEST_CONFIG = {"retention.ms": "3600000", "segment.ms": "600000", "cleanup.policy": "delete"}
 
 
@@ -17,13 +22,23 @@ class ReplyRoutes:
     """Resolves destinations; existence and partition counts come from the admin client and are remembered."""
 
     def __init__(
-        self, admin: Admin, names: TopicNames, *, allowed_prefixes: Collection[str], forbidden: frozenset[str]
+        self,
+        admin: Admin,
+        names: TopicNames,
+        *,
+        allowed_prefixes: Collection[str],
+        forbidden: frozenset[str],
+        clock: Clock,
+        give_up_seconds: float,
     ) -> None:
         self._admin = admin
         self._names = names
         self._allowed = tuple(allowed_prefixes)
         self._forbidden = forbidden
+        self._clock = clock
+        self._give_up_seconds = give_up_seconds
         self._partitions: dict[str, int] = {}
+        self._learned_at: dict[str, float] = {}
 
     def default(self, record: Record, headers: RequestHeaders, route: Route, request_id: str) -> Destination:
         """The route's output topic or the shared one: where errors go whose own reply topic is not to be trusted."""
@@ -31,15 +46,13 @@ class ReplyRoutes:
         return Destination(topic, record.key or headers.correlation_id or request_id.encode("utf-8", "replace"))
 
     async def resolve(self, record: Record, headers: RequestHeaders, route: Route, request_id: str) -> Destination:
-        """Raises InvalidMessage (`invalid_reply_topic`) for what may not be written or is not there."""
+        """Raises InvalidMessage (`invalid_reply_topic`) for what may not be written or is not there, and
+        ReplyUndeliverable when the broker does not say, or refuses to make the topic."""
         default = self.default(record, headers, route, request_id)
         if headers.reply_topic is None:
             return default
         topic = validate_reply_topic(headers.reply_topic, allowed_prefixes=self._allowed, forbidden=self._forbidden)
-        count = await self._num_partitions(topic)
-        if count is None and topic == self._names.reply_for(request_id):
-            await self._admin.create_topics([NewTopic(topic, 1, PER_REQUEST_CONFIG)])
-            count = 1
+        count = await self._looked_up(topic, may_create=topic == self._names.reply_for(request_id))
         if count is None:
             raise InvalidMessage(ErrorCode.INVALID_REPLY_TOPIC, "reply topic does not exist", "reply topic")
         self._remember(topic, count)
@@ -49,12 +62,33 @@ class ReplyRoutes:
             )
         return Destination(topic, default.key, headers.reply_partition)
 
-    async def _num_partitions(self, topic: str) -> int | None:
-        if topic in self._partitions:
+    async def _looked_up(self, topic: str, *, may_create: bool) -> int | None:
+        """Number of partitions, None where there is no such topic."""
+        if topic in self._partitions and self._clock.now() - self._learned_at[topic] < KNOWN_SECONDS:
             return self._partitions[topic]
-        return (await self._admin.partition_counts([topic])).get(topic)
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(BrokerUnavailableError),
+            stop=stop_after_delay(self._give_up_seconds),
+            wait=wait_random_exponential(multiplier=0.05, max=2.0),
+            reraise=True,
+        )
+        try:
+            async with asyncio.timeout(self._give_up_seconds):
+                return await attempts(self._ask, topic, may_create)
+        except (BrokerError, TimeoutError) as error:
+            raise ReplyUndeliverable(f"no look-up of the reply topic: {error or type(error).__name__}") from error
+
+    async def _ask(self, topic: str, may_create: bool) -> int | None:
+        count = (await self._admin.partition_counts([topic])).get(topic)
+        if count is None and may_create:
+            await self._admin.create_topics([NewTopic(topic, 1, PER_REQUEST_CONFIG)])
+            return 1
+        return count
 
     def _remember(self, topic: str, count: int) -> None:
         if len(self._partitions) >= MAX_KNOWN_TOPICS:
             self._partitions.clear()
+            self._learned_at.clear()
+        if topic not in self._partitions or self._clock.now() - self._learned_at[topic] >= KNOWN_SECONDS:
+            self._learned_at[topic] = self._clock.now()
         self._partitions[topic] = count

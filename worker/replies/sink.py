@@ -1,5 +1,7 @@
 """Sends the replies of one attempt to their destination, again and again until the broker has them or time is up."""
 
+import asyncio
+
 from tenacity import AsyncRetrying, RetryError, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from topics.replies import ReplyRecord
@@ -21,15 +23,16 @@ class BrokerSink:
 
     async def send(self, record: ReplyRecord) -> None:
         try:
-            try:
-                await self._send(record)  # nearly always enough, and cheaper than a retry loop around it
-            except BrokerError as error:
-                if not _worth_retrying(error):
-                    raise
-                await self._send_again(record)
+            async with asyncio.timeout(self._give_up_seconds):
+                try:
+                    await self._send(record)  # nearly always enough, and cheaper than a retry loop around it
+                except BrokerError as error:
+                    if not _worth_retrying(error):
+                        raise
+                    await self._send_again(record)
         except (MessageTooLargeError, ProducerWedgedError):
             raise
-        except RetryError as error:
+        except (RetryError, TimeoutError) as error:
             raise ReplyUndeliverable(f"no acknowledgement within {self._give_up_seconds} s") from error
         except BrokerError as error:
             raise ReplyUndeliverable(str(error) or type(error).__name__) from error

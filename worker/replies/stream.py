@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.api import Delta, TokenLogprob, Usage
 from topics.replies import ReplyContext, ReplyRecord, chunk_record, final_record
@@ -53,8 +53,8 @@ class StreamReplier:
         self._late: asyncio.Task[None] | None = None
 
     async def send(self, delta: Delta) -> None:
+        self._answer.add(delta)  # first: a restart has to find it
         await self._settle()
-        self._answer.add(delta)
         pending = self._pending.setdefault(delta.index, _Pending())
         pending.text += delta.text
         pending.num_tokens += len(delta.token_ids)
@@ -85,7 +85,23 @@ class StreamReplier:
 
     async def fail(self, failure: Failure) -> None:
         await self._settle()
-        await self._emit(failure_record(self._context, self._seq, failure))
+        await self._emit(failure_record(self._context, self._seq, failure, self._answer))
+
+    def restart(self, attempt: str) -> None:
+        self._stop_timer()
+        self._context = replace(self._context, attempt=attempt)
+        self._seq = 0
+        self._pending = {
+            index: _Pending(
+                text=text,
+                num_tokens=self._policy.max_tokens,
+                logprobs=list(self._answer.logprobs[index]),
+                ended=index in self._answer.finish_reasons,
+            )
+            for index, text in self._answer.texts.items()
+        }
+        if not self._answer.whole:
+            self._set_timer()
 
     async def close(self) -> None:
         self._stop_timer()
