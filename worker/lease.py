@@ -32,8 +32,9 @@ def parse_done(record: Record) -> Answered | None:
         return None
     if not isinstance(body, dict) or body.get("type") != "done" or not isinstance(body.get("topic"), str):
         return None
-    numbers = [body.get(name) for name in ("partition", "offset", "timestamp_ms")]
-    if not all(type(number) is int for number in numbers):
+    given = [body.get(name) for name in ("partition", "offset", "timestamp_ms")]
+    numbers = [number for number in given if type(number) is int]
+    if len(numbers) < len(given):
         return None
     partition, offset, timestamp_ms = numbers
     return Answered(TopicPartition(body["topic"], partition), offset, timestamp_ms)
