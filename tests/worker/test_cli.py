@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from worker.cli import main
+from worker.cli.settings_help import CLIENT_SETTINGS, SETTINGS_HELP
+from worker.settings import Settings
 
 
 def _run(arguments: list[str]) -> int:
@@ -26,6 +28,29 @@ def test_a_bad_setting_is_one_line_and_a_failing_exit_code(capsys: pytest.Captur
     error = capsys.readouterr().err
     assert error.startswith("v4flash: port (from flag)")
     assert error.count("\n") == 1
+
+
+def test_each_setting_is_explained_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """A new setting gets its sentence with its flag, and no flag is cut off on a narrow terminal."""
+    assert set(Settings.model_fields) <= set(SETTINGS_HELP)
+    assert _run(["worker", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert [name for name in Settings.model_fields if f"--{name.replace('_', '-')}" not in told] == []
+
+
+def test_a_command_that_only_talks_to_the_broker_keeps_its_help_short(capsys: pytest.CaptureFixture[str]) -> None:
+    """Settings of the engine are taken, so that one configuration serves all, but not listed."""
+    assert set(Settings.model_fields) >= CLIENT_SETTINGS
+    assert _run(["cancel", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert "--bootstrap-servers" in told
+    assert "--num-blocks" not in told
+
+
+def test_the_version_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a bug report has to name."""
+    assert _run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("v4flash ")
 
 
 def test_the_demo_answers_all_its_prompts_without_a_broker(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,32 +2,51 @@
 
 import asyncio
 import sys
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from engine.api import PriorityClass
 from worker import client
 from worker.cli.dead_letter import dead_letter_app
-from worker.cli.flags import LoadedSettings, with_settings
-from worker.cli.run import command_broker, run_command
+from worker.cli.flags import LoadedSettings, with_client_settings, with_settings
+from worker.cli.run import command_broker, run_command, silence_client
 from worker.cli.submit import prompt_text, submit_prompt
 from worker.logs import configure_logs
 from worker.provision import DEFAULT_PARTITIONS, create_topics, topics_of
 from worker.serve import serve
+from worker.settings import Source
 
 # `--max_num_seqs` and `--max-num-seqs` are the same flag.
 CONTEXT = {"token_normalize_func": lambda token: token.replace("_", "-"), "help_option_names": ["-h", "--help"]}
 
+LOOK: dict[str, Any] = {"no_args_is_help": True, "context_settings": CONTEXT, "rich_markup_mode": None}
+
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Kafka-native worker for LLMs."
+    **LOOK, add_completion=False, pretty_exceptions_enable=False, help="Kafka-native batch and stream worker for LLMs."
 )
-topics_app = typer.Typer(no_args_is_help=True, help="The topics of a worker group.")
-config_app = typer.Typer(no_args_is_help=True, help="The settings.")
+topics_app = typer.Typer(**LOOK, help="The topics of a worker group.")
+config_app = typer.Typer(**LOOK, help="The settings.")
 app.add_typer(topics_app, name="topics")
 app.add_typer(config_app, name="config")
 app.add_typer(dead_letter_app, name="dead-letter")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"v4flash {version('v4flash')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Kafka-native batch and stream worker for large language models."""
 
 
 @app.command(context_settings=CONTEXT)
@@ -46,7 +65,9 @@ def worker(
 def demo(
     loaded: LoadedSettings,
     once: Annotated[bool, typer.Option("--once", help="No live view; end after the answers.")] = False,
-    bootstrap: Annotated[str | None, typer.Option("--bootstrap", help="Use this Kafka.")] = None,
+    bootstrap: Annotated[
+        str | None, typer.Option("--bootstrap", help="Use this Kafka; --bootstrap-servers is the same.")
+    ] = None,
     memory: Annotated[bool, typer.Option("--memory", help="Use no Kafka at all.")] = False,
     picture: Annotated[Path | None, typer.Option("--picture", help="Write the view at the end to this SVG.")] = None,
 ) -> None:
@@ -54,19 +75,22 @@ def demo(
     from worker.demo import run_demo
 
     configure_logs("warning", log_format=loaded.settings.log_format)
+    silence_client()  # the broker of the demo is still starting when it is called first
+    if loaded.sources["bootstrap_servers"] is Source.FLAG:  # a variable meant for workers gets no topics of the demo
+        bootstrap = bootstrap or loaded.settings.bootstrap_servers
     showing = run_demo(loaded.settings, live=not once, bootstrap=bootstrap, memory=memory, picture=picture)
     raise typer.Exit(run_command(loaded.settings, showing))
 
 
 @app.command(context_settings=CONTEXT)
-@with_settings
+@with_client_settings
 def submit(
     loaded: LoadedSettings,
     prompt: Annotated[str | None, typer.Argument(help="The prompt; '-' or nothing reads standard input.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Read the prompt from a file.")] = None,
-    priority: Annotated[PriorityClass, typer.Option("--priority")] = PriorityClass.STANDARD,
-    max_tokens: Annotated[int, typer.Option("--max-tokens")] = 256,
-    temperature: Annotated[float, typer.Option("--temperature")] = 0.0,
+    priority: Annotated[PriorityClass, typer.Option("--priority", help="The service class.")] = PriorityClass.STANDARD,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Longest answer.")] = 256,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 takes the likeliest token.")] = 0.0,
     timeout: Annotated[
         float | None, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="Cancel when it takes longer.")
     ] = None,
@@ -78,7 +102,7 @@ def submit(
 
 
 @app.command(context_settings=CONTEXT)
-@with_settings
+@with_client_settings
 def tail(
     loaded: LoadedSettings,
     topic: Annotated[str | None, typer.Option("--topic", help="Default: the shared reply topic.")] = None,
@@ -107,9 +131,11 @@ async def _tail(loaded: LoadedSettings, topic: str, *, from_start: bool, until_n
 
 
 @app.command(context_settings=CONTEXT)
-@with_settings
+@with_client_settings
 def cancel(
-    loaded: LoadedSettings, request_id: Annotated[str, typer.Argument()], tenant: Annotated[str, typer.Option()] = ""
+    loaded: LoadedSettings,
+    request_id: Annotated[str, typer.Argument(help="As `submit` prints it, or the x-request-id of the prompt.")],
+    tenant: Annotated[str, typer.Option("--tenant", help="The prompt's tenant, where its route names one.")] = "",
 ) -> None:
     """Ask the workers to stop a request."""
     asking = client.cancel(command_broker(loaded.settings), loaded.settings.names, request_id, tenant=tenant)
@@ -121,7 +147,10 @@ def cancel(
 def build_kernels(
     directory: Annotated[Path | None, typer.Option("--directory", help="Instead of the user's cache.")] = None,
 ) -> None:
-    """Compile the operations of every CPU variant now, for an image or a machine without a compiler."""
+    """Compile the CPU operations now.
+
+    For an image or a machine without a compiler; every CPU variant is built, whatever this CPU is.
+    """
     from engine.device import build_kernels as build
 
     for library in build(directory):
@@ -129,9 +158,12 @@ def build_kernels(
 
 
 @topics_app.command("create", context_settings=CONTEXT)
-@with_settings
+@with_client_settings
 def topics_create(
-    loaded: LoadedSettings, partitions: Annotated[int, typer.Option("--partitions", min=1)] = DEFAULT_PARTITIONS
+    loaded: LoadedSettings,
+    partitions: Annotated[
+        int, typer.Option("--partitions", min=1, help="Of each prompt and reply topic.")
+    ] = DEFAULT_PARTITIONS,
 ) -> None:
     """Create the topics that are missing."""
     settings = loaded.settings
@@ -142,7 +174,7 @@ def topics_create(
 
 
 @topics_app.command("list", context_settings=CONTEXT)
-@with_settings
+@with_client_settings
 def topics_list(loaded: LoadedSettings) -> None:
     """Print the topics below the prefix with their partition counts."""
     below = f"{loaded.settings.prefix}."

@@ -19,8 +19,13 @@ CONNECT_SECONDS = 10.0
 
 def command_broker(settings: Settings) -> Broker:
     """The broker of the settings for a person who waits: an address that does not answer is given up soon."""
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what a user can mend is said once, by the command
+    silence_client()
     return build_broker(settings, start_timeout_seconds=CONNECT_SECONDS)
+
+
+def silence_client() -> None:
+    """Keep the Kafka library's own log lines from a person: what a user can mend is said once, by the command."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
 def run_command(settings: Settings, command: Coroutine[Any, Any, T]) -> T:
@@ -35,4 +40,4 @@ def run_command(settings: Settings, command: Coroutine[Any, Any, T]) -> T:
         raise TopicNotAvailableError(f"{error} (`v4flash topics create` makes those of the workers)") from error
 
 
-__all__ = ["CONNECT_SECONDS", "EXIT_INTERRUPTED", "command_broker", "run_command"]
+__all__ = ["CONNECT_SECONDS", "EXIT_INTERRUPTED", "command_broker", "run_command", "silence_client"]
