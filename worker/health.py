@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
+from worker.errors import StartError
 from worker.metrics import Metrics
 
 MAX_HEAD_BYTES = 8192
@@ -39,18 +41,22 @@ class HealthServer:
         self._details = details
         self._metrics = metrics
         self._host = host
-        self._wanted = (port, metrics_port)
+        self._wanted = {"port": port, "metrics_port": metrics_port}
         self._servers: list[asyncio.Server] = []
         self.port = port
         self.metrics_port = metrics_port
 
     async def __aenter__(self) -> Self:
         try:
-            for port, answer in zip(self._wanted, (self._probe, self._scrape), strict=True):
-                self._servers.append(await self._listen(port, answer))
-        except OSError:
+            for setting, answer in (("port", self._probe), ("metrics_port", self._scrape)):
+                self._servers.append(await self._listen(self._wanted[setting], answer))
+        except OSError as error:
             await self.close()
-            raise
+            why = os.strerror(error.errno) if error.errno else str(error)
+            where = f"{self._host}:{self._wanted[setting]}"
+            raise StartError(
+                f"cannot listen on {where} ({why}): give another {setting}, or 0 for a free one"
+            ) from error
         self.port, self.metrics_port = (server.sockets[0].getsockname()[1] for server in self._servers)
         return self
 

@@ -1,7 +1,11 @@
 """Probes and the scrape, over real sockets."""
 
 import asyncio
+import socket
 
+import pytest
+
+from worker.errors import StartError
 from worker.health import HealthServer
 from worker.metrics import Metrics
 
@@ -34,6 +38,16 @@ async def test_metrics_have_a_port_of_their_own() -> None:
         assert (await _get(server.metrics_port, "/ready"))[0] == 404
         assert (await _get(server.port, "/metrics"))[0] == 404
         assert (await _get(server.port, "/ready", "POST"))[0] == 405
+
+
+async def test_a_port_that_is_taken_is_named_with_its_setting() -> None:
+    """A second worker on one machine is told what to change, and keeps no port itself."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = HealthServer(Metrics(), ready=lambda: None, live=lambda: None, metrics_port=port)
+        with pytest.raises(StartError, match=f"127.0.0.1:{port} .*: give another metrics_port, or 0"):
+            await server.__aenter__()
+    assert server.port == 0
 
 
 async def test_health_says_what_computes() -> None:
