@@ -21,6 +21,7 @@ COLOURS = {PriorityClass.URGENT: "red", PriorityClass.STANDARD: "yellow", Priori
 OUTCOMES = {"stop": "green", "length": "green", WAITING: "dim", WRITING: "cyan"}
 HEADINGS = (("first token", 11), ("tokens", 6), ("tokens/s", 8), ("cached", 6), ("finish", 10))
 _FIGURES_WIDTH = sum(width + 2 for _, width in HEADINGS)
+_CUT = "… "  # before an answer whose beginning has no room
 _FRAME = 4  # a panel's border and padding, left and right together
 _HEAD_LINES = 3  # stage, headings, and the line that the cursor is on
 _PICTURE_WIDTH, _PICTURE_HEIGHT = 110, 40
@@ -85,7 +86,10 @@ class DemoView:
         told = Text(_one_line(answer.reader.text))
         if answer.outcome == WRITING:
             told.append("▌", "cyan")
-        wrapped = list(told.wrap(console, max(20, width - _FRAME - _FIGURES_WIDTH)))[-lines:]
+        wrapped = list(told.wrap(console, max(20, width - _FRAME - _FIGURES_WIDTH - len(_CUT))))
+        if len(wrapped) > lines:
+            wrapped = wrapped[-lines:]
+            wrapped[0] = Text(_CUT, "dim") + wrapped[0]
         asked = [Text(answer.prompt.text, "dim italic")] if room > 1 else []
         return Text("\n").join([*asked, *wrapped, *[Text()] * (lines - len(wrapped))])
 

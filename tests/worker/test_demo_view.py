@@ -55,6 +55,7 @@ def test_an_answer_shows_its_newest_words_and_its_figures() -> None:
     _told(answers[0], "old " * 60, "and the newest")
     frame = "\n".join(_frame(DemoView(answers)))
     assert "and the newest" in frame
+    assert "│ … old" in frame
     row = next(line for line in frame.splitlines() if "prompt 0" in line)
     assert "first token  tokens  tokens/s  cached" in frame
     assert row.split()[-7:-1] == ["1.00", "s", "7", "7.0", "16", "stop"]
