@@ -184,6 +184,7 @@ async def test_the_commands_list_show_and_replay(rig, prompt, capsys, monkeypatc
     (letter,) = rig.dead_letters()
 
     async def command(*words: str) -> tuple[int, str]:
+        capsys.readouterr()  # what the worker logged before
         with pytest.raises(SystemExit) as ended:
             await asyncio.to_thread(main, ["dead-letter", *words])
         return ended.value.code or 0, "".join(capsys.readouterr())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from worker.broker.api import TopicPartition
-from worker.commit_metadata import MetadataCodec
+from worker.commit_metadata import CommitMetadata, MetadataCodec
 from worker.offsets import OffsetTracker
 from worker.partition_state import PartitionStart
 
@@ -75,8 +75,11 @@ class Deliveries(RuleBasedStateMachine):
     def _foreign(self) -> str:
         """What a mirror would leave: the metadata of another base."""
         assert self.commit is not None
+        base = self.commit[0] + 1
         found = self.codec.decode(TP, self.commit[1], base=self.commit[0], end=self.end)
-        return self.codec.encode(TP, self.commit[0] + 1, found)
+        done = frozenset(offset for offset in found.done if offset >= base)
+        leases, marks = ({at: v for at, v in table.items() if at >= base} for table in (found.leases, found.marks))
+        return self.codec.encode(TP, base, CommitMetadata(done, leases, marks))
 
     @precondition(lambda self: self.owner is not None)
     @rule(most=st.integers(1, WINDOW))
