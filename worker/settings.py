@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     engine: Literal["model", "scripted"] = "model"
     scripted_tokens_per_second: Rate = 200.0
     dtype: Literal["bf16", "fp32", "int8"] = "bf16"
-    exact_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
+    exact_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = ("lm_head", "o_proj")
     few_rows_layout: bool = True
     seed: int = 0
 
@@ -83,6 +83,7 @@ class Settings(BaseSettings):
     sasl_username: str | None = None
     sasl_password: SecretStr | None = None
     tls_ca_file: Path | None = None
+    session_timeout_seconds: Seconds = 30.0
     from_beginning: bool = True
     max_replay_age_seconds: Seconds = 86_400.0
     reply_prefixes: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
@@ -138,7 +139,7 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name} needs a value for each of {', '.join(PriorityClass)}")
         Backpressure(self.thresholds, dwell_seconds=self.backpressure_dwell_seconds)
         self.engine_config()
-        _ = self.route_table  # raises for routes that would feed themselves
+        self.route_table.check_names(self.names)
         if "SASL" in self.security_protocol and (self.sasl_username is None or self.sasl_password is None):
             raise ValueError(f"security_protocol {self.security_protocol} needs sasl_username and sasl_password")
         return self
