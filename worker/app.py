@@ -46,6 +46,7 @@ from worker.replies.stream import CoalescePolicy
 from worker.shared_runs import SharedRuns
 from worker.subscription import Subscription
 from worker.tails import empty_tails
+from worker.watchdog import Watchdog
 from worker.worker_settings import WorkerSettings
 
 LEAVE_SECONDS = 10.0
@@ -97,8 +98,13 @@ class WorkerApp:
             max_replay_age_seconds=settings.max_replay_age_seconds,
             lease_seconds=settings.lease_seconds,
         )
+        self._watchdog = Watchdog(clock)
         self._subscription = Subscription(
-            partial(broker.consumer, settings.group_id), self._assignment, self._routes, self._admin
+            partial(broker.consumer, settings.group_id),
+            self._assignment,
+            self._routes,
+            self._admin,
+            watchdog=self._watchdog,
         )
         self._committer = Committer(self._subscription, self._tracker, self._codec)
         self._assignment.bind(self._subscription, self._committer)
@@ -134,6 +140,11 @@ class WorkerApp:
         serving = self._engine.health.ready and self._assignment.known.is_set() and not self._stop.is_set()
         return serving and not self._assignment.stuck
 
+    @property
+    def stalled(self) -> str | None:
+        """Why the process should be restarted; None while every partition that is asked moves on."""
+        return self._watchdog.reason
+
     def request_stop(self) -> None:
         """Stop taking prompts; `run` returns when what runs has ended, or the grace has. Idempotent."""
         self._stop.set()
@@ -164,6 +175,7 @@ class WorkerApp:
                         control.run(),
                         self._committer.run(),
                         self._subscription.run(),
+                        self._watchdog.run(self._subscription),
                         self._producers.own.run(),
                         self._producers.named.run(),
                     )

@@ -37,6 +37,8 @@ def build_broker(settings: Settings, *, start_timeout_seconds: float = START_TIM
             sasl_password=None if password is None else password.get_secret_value(),
             ssl_ca_file=None if settings.tls_ca_file is None else str(settings.tls_ca_file),
             max_message_bytes=settings.max_body_bytes + RECORD_OVERHEAD_BYTES,
+            session_timeout_seconds=settings.session_timeout_seconds,
+            heartbeat_interval_seconds=min(3.0, settings.session_timeout_seconds / 3),
             start_timeout_seconds=start_timeout_seconds,
         )
     )
@@ -89,7 +91,7 @@ async def serve(settings: Settings, *, until_end: bool = False) -> None:
     probes = HealthServer(
         metrics,
         ready=ready,
-        live=lambda: None,  # a dead engine ends the process, so whoever answers here is alive
+        live=lambda: app.stalled,  # a dead engine ends the process
         details=lambda: {"kernels": engine.model.kernels} if engine.health.ready else {},
         host=settings.host,
         port=settings.port,

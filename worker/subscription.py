@@ -9,6 +9,7 @@ import structlog
 from topics.routes import RouteTable
 from worker.broker.api import Admin, BrokerError, Consumer, OffsetCommit, RebalanceListener, Record, TopicPartition
 from worker.errors import WorkerError
+from worker.watchdog import Watchdog
 
 REFRESH_SECONDS = 30.0
 
@@ -39,16 +40,19 @@ class Subscription:
         routes: RouteTable,
         admin: Admin,
         *,
+        watchdog: Watchdog,
         refresh_seconds: float = REFRESH_SECONDS,
     ) -> None:
         self._join = join
         self._listener = listener
         self._routes = routes
         self._admin = admin
+        self._watchdog = watchdog
         self._refresh_seconds = refresh_seconds
         self._topics: frozenset[str] = frozenset()
         self._consumer: Consumer | None = None
         self._polling = asyncio.Lock()
+        self._joined = asyncio.Event()
 
     async def start(self) -> None:
         """Raises UnequalPartitionsError and BrokerError."""
@@ -78,6 +82,16 @@ class Subscription:
                 await before.stop()
             await self._subscribe(topics)
 
+    async def renew(self) -> None:
+        """Leave the group and join it again with another consumer, also when a poll of the old one hangs."""
+        before = self._inner
+        await self._listener.on_revoked(before.assignment())
+        self._joined.clear()
+        self._consumer = self._join(sorted(self._topics), self._listener)
+        await before.stop()  # ends a poll that hangs
+        await self._consumer.start()
+        self._joined.set()
+
     async def stop(self) -> None:
         if self._consumer is not None:
             await self._consumer.stop()
@@ -87,7 +101,18 @@ class Subscription:
 
     async def poll(self, tp: TopicPartition, max_records: int, timeout_seconds: float) -> Sequence[Record]:
         async with self._polling:
-            return await self._inner.poll(tp, max_records, timeout_seconds)
+            await self._joined.wait()
+            records: Sequence[Record]
+            consumer = self._inner
+            self._watchdog.asked(tp)
+            try:
+                records = await consumer.poll(tp, max_records, timeout_seconds)
+            except BrokerError:
+                if consumer is self._consumer:
+                    raise
+                records = ()  # it was replaced under the poll
+            self._watchdog.answered(tp, records=bool(records))
+            return records
 
     def pause(self, tps: Collection[TopicPartition]) -> None:
         self._inner.pause(tps)
@@ -103,6 +128,9 @@ class Subscription:
 
     async def committed(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, OffsetCommit | None]:
         return await self._inner.committed(tps)
+
+    async def positions(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self._inner.positions(tps)
 
     async def end_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return await self._inner.end_offsets(tps)
@@ -124,3 +152,4 @@ class Subscription:
         self._topics = topics
         self._consumer = self._join(sorted(topics), self._listener)  # in place before it starts: the listener uses it
         await self._consumer.start()
+        self._joined.set()

@@ -113,6 +113,9 @@ class Consumer(Protocol):
 
     async def committed(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, OffsetCommit | None]: ...
 
+    async def positions(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The next offset to be fetched of each, past the gaps that were seen."""
+
     async def end_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]: ...
 
     async def offsets_for_time(

@@ -82,6 +82,9 @@ class KafkaConsumer(ConsumerRebalanceListener):  # type: ignore[misc]
     async def committed(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, OffsetCommit | None]:
         return await self._admin.committed(self._group, tps)
 
+    async def positions(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        return {tp: await self._fetcher.position(tp) for tp in tps if tp in self.assignment()}
+
     async def end_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return await self._fetcher.ends(tps)
 

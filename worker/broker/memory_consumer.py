@@ -82,6 +82,12 @@ class MemoryConsumer:
         await self._cluster.faults.pass_through("committed")
         return {tp: self._group.offsets.get(tp) for tp in tps}
 
+    async def positions(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        logs = {tp: self._cluster.log(tp) for tp in tps if tp in self._positions}
+        return {
+            tp: self._positions[tp] if log.read(self._positions[tp], 1) else log.next_offset for tp, log in logs.items()
+        }
+
     async def end_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         await self._cluster.faults.pass_through("offsets")
         return {tp: self._cluster.log(tp).next_offset for tp in tps}
