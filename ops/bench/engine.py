@@ -66,6 +66,7 @@ def compare(options: argparse.Namespace) -> None:
                 measured[workload] = (
                     turns.likelihood(precision, able) if likelihood else turns.speed(workload, precision, able)
                 )
+                machine = machine.at_best(measure_machine(ROSTER[OURS].python, num_threads()))
             turns.stop_kept()
             for workload, entries in measured.items():
                 # only now, because the judge would take memory and cores from those that are measured
@@ -73,8 +74,8 @@ def compare(options: argparse.Namespace) -> None:
                     turns.judge(workload, entries)
                 prompts = [make(workload, tokens, i) for i in range(options.repetitions)] if workload != "NLL" else []
                 results.add(workload, precision, summary(workload, precision, entries, prompts, machine))
-            results.missing |= turns.failed
-            file.write_text(json.dumps(results.as_dict(), indent=1))
+                results.missing |= turns.failed
+                file.write_text(json.dumps(results.as_dict(), indent=1))
     finally:
         turns.abort()
     text = table(results)

@@ -23,6 +23,11 @@ class Machine:
     operations: dict[str, float]
     bandwidth: float
 
+    def at_best(self, other: "Machine") -> "Machine":
+        """The higher of two measurements: neighbours can only take away from what the machine can do."""
+        operations = {name: max(rate, other.operations[name]) for name, rate in self.operations.items()}
+        return Machine(operations, max(self.bandwidth, other.bandwidth))
+
 
 @dataclass(frozen=True, slots=True)
 class Model:

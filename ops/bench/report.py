@@ -145,9 +145,20 @@ def table(results: Results) -> str:
             for name, engine in part["engines"].items():
                 nll = "-" if engine["nll"] is None else f"{engine['nll']:.4f}"
                 lines.append(f"| {name} | {precision} | {nll} |")
+    lines += [f"\n{place}: faster than the limit, which was measured on a busier machine" for place in _over(results)]
     lines += [f"\nours in {precision} is not shown: it {reason}" for precision, reason in refusals.items()]
     lines += [f"\nmissing: {name} ({reason})" for name, reason in results.missing.items()]
     return "\n".join(lines) + "\n"
+
+
+def _over(results: Results) -> list[str]:
+    """Where a share of the limit is above 1, which only a limit that was measured too low can give."""
+    return [
+        f"{workload} {precision}"
+        for workload, parts in results.workloads.items()
+        for precision, part in parts.items()
+        if any(share > 1 for engine in part["engines"].values() for share in engine.get("share", {}).values())
+    ]
 
 
 def _row(workload: str, precision: str, name: str, engine: dict[str, Any], refused: bool) -> str:

@@ -112,6 +112,18 @@ def test_a_refused_mode_has_no_speed_in_the_table(bench: dict[str, ModuleType]) 
     assert "| W1 | bf16 | peer | decode 64 |" in text
 
 
+def test_a_share_above_one_is_said_to_be_a_fault_of_the_limit(bench: dict[str, ModuleType]) -> None:
+    """An engine cannot beat the machine; the better of two measurements is kept, and what is left is named."""
+    report, limits = bench["report"], bench["limits"]
+    busy, quiet = limits.Machine({"bf16": 1e9}, 1e9), limits.Machine({"bf16": 465e9}, 0.5e9)
+    assert busy.at_best(quiet) == limits.Machine({"bf16": 465e9}, 1e9)
+    results = report.Results()
+    results.add(
+        "W1", "bf16", report.summary("W1", "bf16", {"peer": entry(4.0, 1.0)}, [prompts(bench, [128], 128)], busy)
+    )
+    assert "W1 bf16: faster than the limit" in report.table(results)
+
+
 def test_another_repetition_has_other_prompts_of_the_same_shape(bench: dict[str, ModuleType]) -> None:
     """No engine can answer a repetition from what it kept of another; the same repetition is the same for all."""
     make, tokens = bench["workloads"].make, list(range(20_000))
