@@ -231,3 +231,39 @@ async def test_a_reader_reads_all_partitions_without_a_group(broker: Broker, top
                 while not await reader.at_end():
                     values += [record.value for record in await reader.poll(1, 1.0)]
     assert sorted(values, key=str) == expected
+
+
+def _with_foreign_header(batch: bytes, name: bytes) -> bytes:
+    """The batch with a header name of two bytes as a client in another language may send it, checksum mended."""
+    from aiokafka.record.util import calc_crc32c
+
+    changed = batch.replace(name, b"\xff\xfe")
+    return changed[:17] + calc_crc32c(changed[21:]).to_bytes(4, "big") + changed[21:]
+
+
+@pytest.mark.kafka
+async def test_a_record_with_an_unreadable_header_comes_without_its_content(kafka_bootstrap: str) -> None:
+    """So do those behind it in its producer's batch, which cannot be read past it; all others come whole."""
+    from aiokafka import AIOKafkaProducer
+
+    broker = KafkaBroker(KafkaConnection(bootstrap_servers=kafka_bootstrap))
+    topic = f"unreadable-{uuid.uuid4().hex}"
+    admin, listener = broker.admin(), Recorder()
+    consumer = broker.consumer(f"group-{topic}", [topic], listener)
+    producer = AIOKafkaProducer(bootstrap_servers=kafka_bootstrap)
+    async with started(admin):
+        await admin.create_topics([NewTopic(topic, 1)])
+        async with started(producer, consumer):
+            batch = producer.create_batch()
+            for number, name in enumerate(("h0", "h1", "zz", "h3")):
+                batch.append(key=None, value=str(number).encode(), timestamp=None, headers=[(name, b"x")])
+            batch.close()
+            batch._buffer = _with_foreign_header(bytes(batch._build()), b"zz")
+            await (await producer.send_batch(batch, topic, partition=0))
+            await producer.send_and_wait(topic, b"4")
+            (tp,) = await listener.until_assigned(1)
+            seen: list[tuple[int, bytes | None]] = []
+            async with asyncio.timeout(PATIENCE):
+                while len(seen) < 5:
+                    seen += [(record.offset, record.value) for record in await consumer.poll(tp, 10, 0.5)]
+    assert seen == [(0, b"0"), (1, b"1"), (2, None), (3, None), (4, b"4")]

@@ -1,5 +1,6 @@
 """An aiokafka consumer that loses no record: one partition a call, our own next offset, moved back on every failure."""
 
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -85,13 +86,25 @@ class KafkaFetcher:
             self._next[tp] = offset
 
     async def fetch(self, tp: TopicPartition, max_records: int, timeout_seconds: float) -> Sequence[Record]:
-        """As `Consumer.poll`; never cancelled by a timer of ours."""
+        """As `Consumer.poll`; never cancelled by a timer of ours. A record that the client library cannot read (a
+        header's name is not UTF-8), and what its producer sent behind it in one batch, come without their content, so
+        that they are refused like any bad prompt and passed."""
         client, foreign = self.client, KafkaTopicPartition(*tp)
         if tp not in self.assignment():
             return []
         try:
             with mapped_errors():
-                found = await client.getmany(foreign, timeout_ms=int(timeout_seconds * 1000), max_records=max_records)
+                try:
+                    found = await client.getmany(
+                        foreign, timeout_ms=int(timeout_seconds * 1000), max_records=max_records
+                    )
+                except UnicodeDecodeError:
+                    start = await client.position(foreign)  # unmoved, though the good records in front are gone
+                    self.seek(tp, start)
+                    if max_records > 1:
+                        return await self.fetch(tp, 1, timeout_seconds)
+                    self.seek(tp, start + 1)
+                    return [_unreadable(tp, start)]
         except BrokerError:
             for back, offset in list(self._next.items()):
                 self.seek(back, offset)
@@ -123,3 +136,8 @@ class KafkaFetcher:
     async def _bounded(self, call: Any) -> Any:
         timeout = self._connection.request_timeout_seconds
         return await retrying(call, timeout, timeout)
+
+
+def _unreadable(tp: TopicPartition, offset: int) -> Record:
+    """What can be said of a record that the library raises on. Behind a gap it stands at the gap's first offset."""
+    return Record(tp.topic, tp.partition, offset, int(time.time() * 1000), None, None, (), False)
