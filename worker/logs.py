@@ -10,24 +10,31 @@ import structlog
 
 
 def configure_logs(level: str = "info", *, log_format: str = "auto", stream: TextIO | None = None) -> None:
-    """Set up logging of the process once; `auto` is lines on a terminal and JSON elsewhere."""
+    """Set up logging of the process once, libraries' lines too; `auto` is lines on a terminal and JSON elsewhere."""
     out = stream or sys.stderr
     console = log_format == "console" or (log_format == "auto" and out.isatty())
     renderer: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
     number = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
+        processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(out),
         cache_logger_on_first_use=False,
     )
-    logging.basicConfig(level=max(number, logging.WARNING), stream=out, format="%(levelname)s %(name)s %(message)s")
+    libraries = logging.StreamHandler(out)
+    without_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    libraries.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared], processors=[without_meta, renderer]
+        )
+    )
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[libraries])
 
 
 @contextmanager

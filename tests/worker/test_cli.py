@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.cli import main
+from worker.cli import main, submit_main
 from worker.cli.settings_help import CLIENT_SETTINGS, SETTINGS_HELP
 from worker.settings import Settings
 
@@ -51,6 +51,16 @@ def test_the_version_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> Non
     """What a bug report has to name."""
     assert _run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("v4flash ")
+
+
+def test_a_dashed_executable_names_the_command_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What its help says can be typed."""
+    monkeypatch.setattr("sys.argv", ["v4flash-submit", "--help"])
+    with pytest.raises(SystemExit):
+        submit_main()
+    assert "Usage: v4flash submit [OPTIONS]" in capsys.readouterr().out
 
 
 def test_the_demo_answers_all_its_prompts_without_a_broker(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ EXPLAINED = (WorkerError, BrokerError, EngineError)  # their text says what to m
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit with its code; a failure is one line on standard error."""
     try:
-        app(sys.argv[1:] if arguments is None else arguments)
+        app(sys.argv[1:] if arguments is None else arguments, prog_name="v4flash")
     except EXPLAINED as error:
         _fail(error)
     except BaseExceptionGroup as group:

@@ -183,7 +183,7 @@ def topics_list(loaded: LoadedSettings) -> None:
     for name, count in counts.items():
         print(f"{name} {count}")
     if not counts:
-        print(f"no topic begins with {below}", file=sys.stderr)
+        print(f"no topic begins with {below} (`v4flash topics create` makes them)", file=sys.stderr)
 
 
 async def _partition_counts(loaded: LoadedSettings) -> dict[str, int]:
