@@ -32,7 +32,7 @@ def translate(
     """
     body = prompt.body
     if body.model is not None and body.model != engine.model.name:
-        raise InvalidMessage(ErrorCode.MODEL_NOT_FOUND, "the worker does not serve this model", "model")
+        raise InvalidMessage(ErrorCode.MODEL_NOT_FOUND, f"model must be {engine.model.name} or left out", "model")
     if isinstance(body, ChatCompletionRequest):
         tokens = engine.encode_chat([ChatMessage(message.role, message.content) for message in body.messages])
     else:

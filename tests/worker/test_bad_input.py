@@ -71,6 +71,14 @@ async def test_a_prompt_longer_than_the_model_is_refused(rig, prompt):
     assert await rig.uncommitted() == {}
 
 
+async def test_who_asks_for_another_model_is_told_the_name_of_the_one_served(rig, prompt):
+    """A body made for another service needs one look at the error to be mended."""
+    engine = ScriptedEngine()
+    await rig.send(prompt(model="other"), x_request_id="other")
+    await rig.serve_all(engine)
+    assert engine.model.name in rig.replies("other")[-1].body["error"]["message"]
+
+
 async def test_an_enormous_max_tokens_is_clamped(rig, prompt):
     """The worker's own bound holds."""
     await rig.send(prompt("[[tokens=5000]]", max_tokens=10**9), x_request_id="big")
