@@ -5,11 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= $(shell nproc)
+# Threads that wait sleep: beside a broker or a neighbour, threads that spin make each operation take a scheduler quantum.
+export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test check bench peers clean help
+.PHONY: demo test drills check bench peers clean help
 help:
 	@echo "make demo   a real small model answers Kafka prompts of three classes (sets itself up)"
 	@echo "make test   all tests, on a real Kafka where Java 17 and Maven are there (sets itself up)"
+	@echo "make drills faults on a real Kafka and real workers, and a table of what became of every prompt (10 minutes)"
 	@echo "make check  ruff, strict types, import rules"
 	@echo "make bench  ours beside its peers on this machine (transformers, and what make peers has set up)"
 	@echo "make peers  llama.cpp, OpenVINO and vLLM for the benchmark, each in its own environment (20 minutes, 14 GB)"
@@ -30,6 +33,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	@command -v java >/dev/null && command -v mvn >/dev/null || echo "NOT RUN: tests on a real Kafka (they need Java 17 and Maven)"
 	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+drills: $(STAMP)
+	@$(BIN)/python -m pytest tests/drills -m drill $(TEST_ARGS)
 
 check: $(STAMP)
 	@$(BIN)/ruff check .

@@ -19,13 +19,16 @@ CACHE = ROOT / ".cache" / "kafka"
 LIBS = CACHE / "libs"
 STATE = CACHE / "server"
 START_TIMEOUT_SECONDS = 60.0
+LISTENERS = ("listeners", "advertised.listeners")
 
 CONFIG = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://127.0.0.1:{port},PROXIED://127.0.0.1:{behind_proxy},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port},PROXIED://127.0.0.1:{proxy}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT
+inter.broker.listener.name=PLAINTEXT
 controller.listener.names=CONTROLLER
 log.dirs={logs}
 auto.create.topics.enable=false
@@ -71,12 +74,16 @@ def free_ports(num_ports: int) -> list[int]:
 
 
 class KafkaServer:
-    """One node with its data in `folder`; `bootstrap_servers` is valid after `start`, which returns when it answers."""
+    """One node with its data in `folder`; `bootstrap_servers` is valid after `start`, which returns when it answers.
+    Clients that connect to `proxy_port` are told to stay there: a proxy may listen on it and pass them on to
+    `port_behind_proxy`. Started again, it has the same ports and data."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.bootstrap_servers = ""
+        self.proxy_port = self.port_behind_proxy = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._log_before = 0
 
     @property
     def pid(self) -> int | None:
@@ -87,14 +94,20 @@ class KafkaServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "server.properties"
         if not config.exists():
-            port, controller = free_ports(2)
-            config.write_text(CONFIG.format(port=port, controller=controller, logs=self.folder / "logs"))
+            port, controller, behind, proxy = free_ports(4)
+            logs = self.folder / "logs"
+            ports = {"port": port, "controller": controller, "behind_proxy": behind, "proxy": proxy}
+            config.write_text(CONFIG.format(logs=logs, **ports))
             cluster_id = self._java("kafka.tools.StorageTool", "random-uuid").strip().splitlines()[-1]
             self._java("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config))
         settings = dict(line.split("=", 1) for line in config.read_text().splitlines())
-        self.bootstrap_servers = settings["advertised.listeners"].removeprefix("PLAINTEXT://")
+        listeners = [dict(part.split("://") for part in settings[name].split(",")) for name in LISTENERS]
+        self.bootstrap_servers = listeners[1]["PLAINTEXT"]
+        self.proxy_port = int(listeners[1]["PROXIED"].rsplit(":", 1)[1])
+        self.port_behind_proxy = int(listeners[0]["PROXIED"].rsplit(":", 1)[1])
         print(f"starting Kafka on {self.bootstrap_servers}, log in {self.folder / 'kafka.log'}", flush=True)
         with (self.folder / "kafka.log").open("ab") as log:
+            self._log_before = log.tell()
             self._process = subprocess.Popen(
                 self._command("kafka.Kafka", str(config)), stdout=log, stderr=log, start_new_session=True
             )
@@ -103,6 +116,13 @@ class KafkaServer:
         except BaseException:
             self.stop()
             raise
+
+    def kill(self) -> None:
+        """SIGKILL; what it had acknowledged is in the page cache."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def stop(self) -> None:
         if self._process is None:
@@ -122,7 +142,7 @@ class KafkaServer:
 
     def _wait_until_up(self) -> None:
         host, port = self.bootstrap_servers.split(":")
-        log = self.folder / "kafka.log"
+        log, before = self.folder / "kafka.log", self._log_before
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
@@ -130,7 +150,7 @@ class KafkaServer:
             try:
                 with socket.create_connection((host, int(port)), timeout=1):
                     pass
-                if "Kafka Server started" in log.read_text():
+                if "Kafka Server started" in log.read_text()[before:]:
                     return
             except OSError:
                 pass

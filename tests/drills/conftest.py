@@ -1,0 +1,78 @@
+"""One Kafka for all drills, one prefix and group for each, and the table at the end."""
+
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parents[1] / "ops" / "kafka")]  # the harness is no package: nothing imports it
+
+from broker import KafkaServer, missing_tools  # noqa: E402
+from ledger import Ledger, Row  # noqa: E402
+from proxy import KafkaProxy  # noqa: E402
+from workers import Workers  # noqa: E402
+
+from worker.provision import create_topics, topics_of  # noqa: E402
+
+ROWS: list[Row] = []
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    if missing := missing_tools():
+        pytest.skip(f"Kafka needs {' and '.join(missing)}, not found on this machine")
+    with KafkaServer(tmp_path_factory.mktemp("kafka")) as server:
+        yield server
+
+
+@pytest.fixture
+async def ledger(kafka: KafkaServer) -> AsyncIterator[Ledger]:
+    ledger = Ledger(kafka.bootstrap_servers, f"d{uuid.uuid4().hex[:8]}")
+    await create_topics(ledger.broker.admin(), topics_of(ledger.names, max_body_bytes=4_000_000))
+    await ledger.start()
+    yield ledger
+    await ledger.stop()
+
+
+@pytest.fixture
+def workers(ledger: Ledger, tmp_path: Path) -> Iterator[Workers]:
+    workers = Workers(ledger.names.prefix, tmp_path)
+    yield workers
+    workers.stop()
+
+
+@pytest.fixture
+async def proxy(kafka: KafkaServer) -> AsyncIterator[KafkaProxy]:
+    async with KafkaProxy(kafka.proxy_port, "127.0.0.1", kafka.port_behind_proxy) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def passed(ledger: Ledger) -> Callable[..., None]:
+    """Ends a drill: nothing lost, every answer right, no more duplicates than the fault allows; adds its line."""
+
+    def check(fault: str, *, max_duplicates: int = 0) -> None:
+        row = ledger.row(fault)
+        ROWS.append(row)
+        assert row.num_lost == 0, row
+        assert row.num_right == row.num_sent, row
+        assert row.num_duplicates <= max_duplicates, row
+
+    return check
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if not ROWS:
+        return
+    write = terminalreporter.write_line
+    terminalreporter.section("drills")
+    write(f"{'fault':<60} {'sent':>5} {'right':>6} {'dupl.':>6} {'lost':>5} {'recovered':>10}")
+    for row in ROWS:
+        write(
+            f"{row.fault:<60} {row.num_sent:>5} {row.num_right:>6} {row.num_duplicates:>6} {row.num_lost:>5} "
+            f"{row.recovery_seconds:>8.1f} s"
+        )

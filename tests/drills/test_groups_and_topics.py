@@ -1,0 +1,105 @@
+"""Members come and go, and topics change under the workers that use them."""
+
+import asyncio
+import time
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+
+from worker.broker.api import NewTopic
+
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(240)]
+
+STREAM = "tell [[tokens=60]] [[slow]]"
+SHORT = "tell [[tokens=20]]"
+
+
+async def test_members_that_join_and_leave_every_five_seconds(kafka, ledger, workers, passed):
+    """For a minute, with prompts all the time; nothing is lost, and a clean leave repeats little."""
+    workers.start(kafka.bootstrap_servers)
+    await ledger.send(12, SHORT)
+    await ledger.until_settled()
+    ledger.fault()
+    ends, visitor, num_changes = time.monotonic() + 60, None, 0
+    while time.monotonic() < ends:
+        if visitor is None:
+            visitor = workers.start(kafka.bootstrap_servers)
+        else:
+            assert await workers.end(visitor) == 0
+            visitor = None
+        num_changes += 1
+        turn = time.monotonic() + 5
+        while time.monotonic() < turn:
+            await ledger.send(2, SHORT)
+            await ledger.read(0.3)
+    await ledger.until_settled()
+    await ledger.until_committed()
+    assert num_changes >= 8
+    assert [await workers.end(worker) for worker in workers.all if worker.poll() is None]
+    passed("a member joining or leaving every 5 s for a minute", max_duplicates=len(ledger.entries) // 20)
+
+
+async def test_a_reply_topic_deleted_under_its_stream(kafka, ledger, workers, passed):
+    """The requests that named it end as dead letters; the others stream on, and everything is committed."""
+    doomed = f"{ledger.names.replies}.doomed"
+    admin = ledger.broker.admin()
+    await admin.start()
+    await admin.create_topics([NewTopic(doomed)])
+    workers.start(kafka.bootstrap_servers, reply_give_up_seconds=20)
+    lost_on_purpose = await ledger.send_unread(4, STREAM, doomed)
+    await ledger.send(12, STREAM)
+    await ledger.until_streaming(12)
+    ledger.fault()
+    await admin.delete_topics([doomed])
+    await ledger.until_settled()
+    await ledger.send(12, SHORT)
+    await ledger.until_settled()
+    await ledger.until_dead_letters(lost_on_purpose, seconds=60.0)
+    await ledger.until_committed(seconds=60.0)
+    assert workers.all[0].poll() is None
+    assert await workers.end(workers.all[0]) == 0
+    await admin.stop()
+    passed("reply topic deleted while others run")
+
+
+async def test_the_partition_count_raised_while_running(kafka, ledger, workers, passed):
+    """Prompts on the new partitions are answered without a restart."""
+    workers.start(kafka.bootstrap_servers)
+    await ledger.send(12, STREAM)
+    await ledger.until_streaming(12)
+    ledger.fault()
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await admin.start()
+    await admin.create_partitions({topic: NewPartitions(18) for topic in ledger.names.all_prompts})
+    await admin.close()
+    ledger.num_partitions = 18
+    await asyncio.sleep(4.0)  # the ledger's own producer counts partitions every three seconds
+    await ledger.send(18, SHORT)
+    await ledger.until_settled(seconds=120.0)
+    await ledger.until_committed()
+    assert max(entry.where.partition for entry in ledger.entries.values()) == 17
+    assert await workers.end(workers.all[0]) == 0
+    passed("partition count raised while running", max_duplicates=12)
+
+
+async def test_prompts_of_an_aborted_transaction_are_not_answered(kafka, ledger, workers, passed):
+    """They are no prompts; those after them are answered, and the commit passes the gap."""
+    workers.start(kafka.bootstrap_servers)
+    producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers, transactional_id=ledger.names.prefix)
+    await producer.start()
+    await producer.begin_transaction()
+    topic = ledger.names.prompts("standard")
+    for partition in range(12):
+        body = b'{"messages":[{"role":"user","content":"aborted"}]}'
+        await producer.send_and_wait(topic, body, partition=partition, headers=[("x-request-id", b"aborted")])
+    await ledger.send(12, SHORT)
+    ledger.fault()
+    await producer.abort_transaction()
+    await producer.stop()
+    await ledger.until_settled()
+    await ledger.until_committed()
+    await ledger.read(1.0)
+    assert ledger.num_unknown_replies == 0
+    assert await workers.end(workers.all[0]) == 0
+    passed("a transaction aborted")
