@@ -149,7 +149,7 @@ class Subscription:
         return self._routes.topics | {topic for topic in existing if self._routes.match(topic) is not None}
 
     async def _subscribe(self, topics: frozenset[str]) -> None:
-        self._topics = topics
         self._consumer = self._join(sorted(topics), self._listener)  # in place before it starts: the listener uses it
         await self._consumer.start()
+        self._topics = topics  # not before: after a start that failed the next refresh tries again
         self._joined.set()

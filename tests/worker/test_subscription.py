@@ -1,8 +1,12 @@
+from types import SimpleNamespace
+
 import pytest
 
 from topics.routes import Route, RouteTable
-from worker.broker.api import NewTopic
-from worker.subscription import UnequalPartitionsError
+from worker.broker.api import BrokerUnavailableError, NewTopic
+from worker.clock import SystemClock
+from worker.subscription import Subscription, UnequalPartitionsError
+from worker.watchdog import Watchdog
 
 
 async def test_unequal_partition_counts_are_refused_at_the_start(rig):
@@ -44,3 +48,37 @@ async def test_a_topic_that_comes_later_is_served_and_what_runs_is_not_repeated(
     assert rig.answer("tenants.acme-0-0")
     assert sum("x-final" in reply.headers for reply in rig.replies("old")) == 1
     assert await rig.uncommitted() == {}
+
+
+async def test_a_new_topic_is_joined_again_after_a_start_that_failed():
+    """A broker that was away for a moment does not leave the worker without a consumer."""
+    counts, joined, failing = {"tenants.a": 1}, [], [False, True, False]
+
+    def join(topics, listener):
+        async def start() -> None:
+            if failing[len(joined) - 1]:
+                raise BrokerUnavailableError
+
+        async def stop() -> None: ...
+
+        joined.append(topics)
+        return SimpleNamespace(start=start, stop=stop, assignment=frozenset)
+
+    async def partition_counts() -> dict[str, int]:
+        return counts
+
+    async def on_revoked(revoked) -> None: ...
+
+    subscription = Subscription(
+        join,
+        SimpleNamespace(on_revoked=on_revoked),
+        RouteTable(routes=(Route(pattern=r"tenants\.[a-z]+"),)),
+        SimpleNamespace(partition_counts=partition_counts),
+        watchdog=Watchdog(SystemClock()),
+    )
+    await subscription.start()
+    counts["tenants.b"] = 1
+    with pytest.raises(BrokerUnavailableError):
+        await subscription.refresh()
+    await subscription.refresh()
+    assert joined == [["tenants.a"], ["tenants.a", "tenants.b"], ["tenants.a", "tenants.b"]]
