@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from worker.broker.api import Broker
-from worker.cli.flags import LoadedSettings, with_settings
+from worker.cli.flags import LoadedSettings, with_client_settings
 from worker.cli.run import command_broker, run_command
 from worker.errors import SettingsError
 from worker.letter import Letter, NotReplayableError, parse_letter, shown
@@ -25,14 +25,14 @@ Reason = Annotated[str | None, typer.Option("--reason", help="Only those with th
 
 
 @dead_letter_app.command("list", context_settings=CONTEXT)
-@with_settings
+@with_client_settings
 def list_letters(loaded: LoadedSettings, reason: Reason = None) -> None:
     """Print place, reason, origin, request id and message of each."""
     run_command(loaded.settings, _list(command_broker(loaded.settings), loaded.settings.names.dead_letter, reason))
 
 
 @dead_letter_app.command("show", context_settings=CONTEXT)
-@with_settings
+@with_client_settings
 def show_letter(loaded: LoadedSettings, places: Places) -> None:
     """Print whole letters as JSON, prompts included."""
     wanted = set(map(_place, places))
@@ -41,7 +41,7 @@ def show_letter(loaded: LoadedSettings, places: Places) -> None:
 
 
 @dead_letter_app.command("replay", context_settings=CONTEXT)
-@with_settings
+@with_client_settings
 def replay_letters(
     loaded: LoadedSettings,
     places: Annotated[list[str] | None, typer.Argument(metavar="[PARTITION:OFFSET...]")] = None,
