@@ -129,10 +129,11 @@ def table(results: Results) -> str:
     """The whole as Markdown."""
     refusals = results.refusals()
     lines = [f"{results.machine}. Tokens a second, medians; ratio to the best peer of the same precision.", ""]
-    lines += [
-        "| workload | precision | engine | tokens/s | ratio | of limit | TTFT p50/p95/p99 s | peak MB | agrees |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    if any(workload in results.workloads for workload in METRICS):
+        lines += [
+            "| workload | precision | engine | tokens/s | ratio | of limit | TTFT p50/p95/p99 s | peak MB | agrees |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
     for workload in METRICS:
         for precision, part in results.workloads.get(workload, {}).items():
             for name, engine in part["engines"].items():
