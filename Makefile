@@ -15,7 +15,7 @@ help:
 	@echo "make drills faults on a real Kafka and real workers, and a table of what became of every prompt (10 minutes)"
 	@echo "make check  ruff, strict types, import rules"
 	@echo "make bench  ours beside its peers on this machine (transformers, and what make peers has set up)"
-	@echo "make peers  llama.cpp, OpenVINO and vLLM for the benchmark, each in its own environment (20 minutes, 14 GB)"
+	@echo "make peers  llama.cpp, OpenVINO and vLLM for the benchmark, each in its own environment (20 minutes, 8 GB, for a while 14)"
 
 $(STAMP): pyproject.toml constraints.txt
 	@command -v uv >/dev/null || { echo "[1/3] installing uv"; $(PYTHON) -m pip install -q --disable-pip-version-check uv; }
