@@ -18,8 +18,6 @@ from functools import partial
 import structlog
 
 from engine.api import GenerationEngine, PriorityClass
-from topics.names import TopicNames
-from topics.routes import RouteTable
 from worker.admission import Admission, AdmissionPolicy, Start
 from worker.assignment import Assignment
 from worker.backpressure import Backpressure
@@ -37,17 +35,17 @@ from worker.intake import Intake
 from worker.job import Job
 from worker.job_services import JobLimits, JobServices
 from worker.lease import AnsweredBook, done_record, parse_done
-from worker.observer import NullObserver, Observer
+from worker.metrics import Metrics
 from worker.offsets import OffsetTracker
 from worker.renewing_producer import ResendingProducer
 from worker.replies.producers import ReplyProducers
 from worker.replies.routes import ReplyRoutes
 from worker.replies.stream import CoalescePolicy
+from worker.settings import Settings
 from worker.shared_runs import SharedRuns
 from worker.subscription import Subscription
 from worker.tails import empty_tails
 from worker.watchdog import Watchdog
-from worker.worker_settings import WorkerSettings
 
 LEAVE_SECONDS = 10.0
 
@@ -59,20 +57,18 @@ class WorkerApp:
 
     def __init__(
         self,
-        settings: WorkerSettings,
+        settings: Settings,
         broker: Broker,
         engine: GenerationEngine,
         clock: Clock,
-        *,
-        observer: Observer | None = None,
-        routes: RouteTable | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._clock = clock
-        self._observer = observer or NullObserver()
-        self._names = TopicNames(settings.prefix)
-        self._routes = routes or RouteTable.default(self._names)
+        self._metrics = metrics or Metrics()
+        self._names = settings.names
+        self._routes = settings.route_table
         self._stop = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
         self._classes: dict[str, PriorityClass] = {}
@@ -121,7 +117,7 @@ class WorkerApp:
             mark=self._committer.mark,
             max_inflight_requests=settings.max_inflight_requests,
             clock=clock,
-            observer=self._observer,
+            metrics=self._metrics,
         )
 
     @property
@@ -262,7 +258,7 @@ class WorkerApp:
             routes=ReplyRoutes(
                 self._admin,
                 names,
-                allowed_prefixes=settings.reply_prefixes or names.reply_prefixes,
+                allowed_prefixes=settings.allowed_reply_prefixes,
                 forbidden=names.own | self._routes.topics,
                 clock=self._clock,
                 give_up_seconds=give_up,
@@ -279,7 +275,7 @@ class WorkerApp:
             runs=SharedRuns(),
             control_topic=names.control,
             clock=self._clock,
-            observer=self._observer,
+            metrics=self._metrics,
             limits=JobLimits(
                 max_body_bytes=settings.max_body_bytes,
                 max_output_tokens=settings.max_output_tokens,

@@ -12,7 +12,7 @@ from worker.backpressure import Backpressure
 from worker.broker.api import Consumer, TopicPartition
 from worker.clock import Clock
 from worker.fair_queue import FairQueue
-from worker.observer import Observer
+from worker.metrics import Metrics
 from worker.offsets import OffsetTracker
 
 MAX_RECORDS_PER_POLL = 8
@@ -46,7 +46,7 @@ class Intake:
         mark: Callable[[], Awaitable[None]],
         max_inflight_requests: int,
         clock: Clock,
-        observer: Observer,
+        metrics: Metrics,
     ) -> None:
         self._consumer = consumer
         self._assignment = assignment
@@ -60,7 +60,7 @@ class Intake:
         self._empty_tails = empty_tails
         self._slots = {cls: math.ceil(max_inflight_requests * share) for cls, share in SLOT_SHARE.items()}
         self._clock = clock
-        self._observer = observer
+        self._metrics = metrics
         self._num_running = 0
         self._changed = asyncio.Event()
         self._empty: set[TopicPartition] = set()
@@ -134,7 +134,7 @@ class Intake:
             return
         for record in records:
             if self._tracker.arrived(tp, record.offset):
-                self._observer.record_polled(cls)
+                self._metrics.record_polled(cls)
                 self._admission.arrived(Held(record, cls, self._clock.wall_ms()))
         self._assignment.polled(tp, records[-1].offset + 1)
         self._quiet_since = None

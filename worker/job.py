@@ -233,8 +233,8 @@ class Job:
             raise error
         log.info("request failed", request_id=self._request_id, code=str(failure.code), exc_info=_unexpected(error))
         if isinstance(error, StreamStalled):
-            self._services.observer.stream_timeout("engine")
-        self._services.observer.error(str(failure.code))
+            self._services.metrics.stream_timeout("engine")
+        self._services.metrics.error(str(failure.code))
         spent = Usage(self._num_prompt, self._num_generated)
         await self._tell(replace(failure, usage=spent))
         if isinstance(error, InvalidMessage | PromptQuarantined):
@@ -253,11 +253,11 @@ class Job:
     async def _dead_letter(self, error: Exception) -> None:
         letters = self._services.dead_letters
         await letters.write(self._record, type(error).__name__, str(error), tenant=self._tenant)
-        self._services.observer.dead_letter()
+        self._services.metrics.dead_letter()
 
     def _observe(self, reason: str, usage: Usage) -> None:
         seconds = self._services.clock.now() - self._began
-        self._services.observer.request_finished(
+        self._services.metrics.request_finished(
             self._priority, reason, seconds, self._first_token, usage.prompt_tokens, usage.completion_tokens
         )
 

@@ -8,7 +8,7 @@ from worker.cancel import CancelBook
 from worker.clock import Clock
 from worker.dead_letter import DeadLetters
 from worker.identities import Identities
-from worker.observer import Observer
+from worker.metrics import Metrics
 from worker.replies.producers import ReplyProducers
 from worker.replies.routes import ReplyRoutes
 from worker.replies.stream import CoalescePolicy
@@ -42,5 +42,5 @@ class JobServices:
     runs: SharedRuns
     control_topic: str
     clock: Clock
-    observer: Observer
+    metrics: Metrics
     limits: JobLimits

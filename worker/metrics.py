@@ -12,7 +12,7 @@ _FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 
 
 
 class Metrics:
-    """Implements `worker.observer.Observer` on `registry`. All series of a class exist from the start, at zero."""
+    """Counts into `registry`, by default one of its own. All series of a class exist from the start, at zero."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry = registry or CollectorRegistry()

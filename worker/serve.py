@@ -71,7 +71,7 @@ def build_engine(settings: Settings) -> GenerationEngine:
 
 def build_app(settings: Settings, broker: Broker, engine: GenerationEngine, metrics: Metrics) -> WorkerApp:
     """A worker that reports to `metrics`."""
-    return WorkerApp(settings, broker, engine, SystemClock(), observer=metrics, routes=settings.route_table)
+    return WorkerApp(settings, broker, engine, SystemClock(), metrics)
 
 
 async def serve(settings: Settings, *, until_end: bool = False) -> None:

@@ -8,7 +8,7 @@ from aiokafka import AIOKafkaProducer
 
 from engine.scripted import ScriptedEngine
 from topics.names import TopicNames
-from topics.routes import Route, RouteTable
+from topics.routes import Route
 from worker.app import WorkerApp
 from worker.broker.api import NewTopic
 from worker.broker.kafka import KafkaBroker
@@ -37,10 +37,10 @@ async def test_until_end_passes_the_markers_of_transactions_and_follows_a_patter
     await producer.send_and_wait(names.prompts("bulk"), body, partition=0, headers=[("x-request-id", b"aborted")])
     await producer.abort_transaction()
     await producer.stop()
-    routes = RouteTable(routes=(Route(topics=names.all_prompts), Route(pattern="until-end-[a-z]+")))
-    settings = Settings(prefix=names.prefix, group_id=names.prefix, bootstrap_servers=kafka_bootstrap)
+    routes = (Route(topics=names.all_prompts), Route(pattern="until-end-[a-z]+"))
+    settings = Settings(prefix=names.prefix, group_id=names.prefix, bootstrap_servers=kafka_bootstrap, routes=routes)
     async with asyncio.timeout(40):
-        await WorkerApp(settings, broker, ScriptedEngine(), SystemClock(), routes=routes).run(until_end=True)
+        await WorkerApp(settings, broker, ScriptedEngine(), SystemClock()).run(until_end=True)
     reader = broker.reader([names.replies], from_beginning=True)
     await reader.start()
     answered = set()

@@ -51,8 +51,10 @@ class Rig:
     def app(
         self, engine: ScriptedEngine | None = None, *, routes: RouteTable | None = None, **changes: object
     ) -> WorkerApp:
+        if routes is not None:
+            changes["routes"] = routes.routes
         settings = Settings(**{**DEFAULTS, **changes})
-        return WorkerApp(settings, self.broker, engine or ScriptedEngine(), SystemClock(), routes=routes)
+        return WorkerApp(settings, self.broker, engine or ScriptedEngine(), SystemClock())
 
     async def send(self, value: bytes | dict | None, cls: str = "standard", **headers: str | bytes) -> TopicPartition:
         raw = json.dumps(value).encode() if isinstance(value, dict) else value
