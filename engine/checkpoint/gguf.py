@@ -1,6 +1,5 @@
 """Reads a GGUF file: metadata as a Hugging Face configuration, tensors dequantised and renamed."""
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from engine.checkpoint.gguf_file import open_gguf
 from engine.errors import ModelLoadError
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -33,19 +33,6 @@ _LAYER = {
 }
 
 
-class _Reader(gguf.GGUFReader):
-    """Says which tensor a truncated file has lost."""
-
-    def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
-        for field in fields:
-            _, name, _, dims, kind, offset = field.parts
-            block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind[0])]
-            end = start_offs + int(offset[0]) + math.prod(dims.tolist()) // block * block_bytes
-            if end > len(self.data):
-                raise ModelLoadError(f"the file is truncated at tensor {bytes(name).decode()}")
-        super()._build_tensors(start_offs, fields)
-
-
 class GgufTensors(Mapping[str, Tensor]):
     """Tensors in float32 by Hugging Face's names, dequantised as they are asked for: never all in memory at once."""
 
@@ -59,7 +46,7 @@ class GgufTensors(Mapping[str, Tensor]):
         try:
             # numpy.array copies: an unquantised tensor would be a view of the read-only file
             values = numpy.array(gguf.quants.dequantize(stored.data, stored.tensor_type))
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, NotImplementedError) as error:  # a row of no whole blocks; a kind that gguf cannot unpack
             raise ModelLoadError(f"tensor {name} is damaged or of an unknown kind: {error}") from error
         return _unpermuted(name, torch.from_numpy(values).float(), self._config)
 
@@ -75,14 +62,12 @@ class GgufTensors(Mapping[str, Tensor]):
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """Configuration and tensors in float32; raises ModelLoadError naming what is missing or damaged."""
+    reader, fields = open_gguf(path)
     try:
-        reader = _Reader(path)
-        config = _config({name: field.contents() for name, field in reader.fields.items()})
-        tensors = GgufTensors(reader, config)
-    except ModelLoadError:
-        raise
-    except (OSError, ValueError, KeyError, IndexError, NotImplementedError) as error:
-        raise ModelLoadError(f"{path} is damaged, truncated or of an unknown kind: {error}") from error
+        config = _config(fields)
+    except KeyError as error:  # _config looks up nothing but metadata by name
+        raise ModelLoadError(f"{path} has no metadata {error}") from error
+    tensors = GgufTensors(reader, config)
     config["tie_word_embeddings"] = "lm_head.weight" not in tensors
     return config, tensors
 

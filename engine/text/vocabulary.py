@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
-
+from engine.checkpoint.gguf_file import open_gguf
 from engine.errors import ModelLoadError
 
 _QWEN2 = (
@@ -71,11 +70,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _from_gguf(path: Path) -> Vocabulary:
-    try:
-        reader = gguf.GGUFReader(path)
-        fields = {name: field.contents() for name, field in reader.fields.items() if name.startswith("tokenizer.")}
-    except (ValueError, OSError, IndexError, KeyError) as error:
-        raise ModelLoadError(f"{path} is not a GGUF file that can be read: {error}") from error
+    _, fields = open_gguf(path)
     if fields.get("tokenizer.ggml.model") != "gpt2":
         raise ModelLoadError(f"tokenizer model {fields.get('tokenizer.ggml.model')!r} is not supported: only 'gpt2'")
     tokens, types, merges = (_list(fields, name) for name in ("tokens", "token_type", "merges"))

@@ -143,12 +143,14 @@ def test_the_real_model_gives_the_logits_of_transformers() -> None:
 
 @pytest.mark.model
 def test_a_truncated_gguf_file_is_refused_by_the_name_of_its_tensor(tmp_path: Path) -> None:
-    """The first tensor that the file no longer holds is named."""
+    """The first tensor that the file no longer holds is named, also by the tokenizer, which is loaded first."""
     cut_gguf = tmp_path / "cut.gguf"
     with bundled_model_path().open("rb") as whole:
         cut_gguf.write_bytes(whole.read(20_000_000))
     with pytest.raises(ModelLoadError, match=r"truncated at tensor token_embd\.weight"):
         load_model(cut_gguf, dtype="fp32")
+    with pytest.raises(ModelLoadError, match=r"truncated at tensor token_embd\.weight"):
+        load_tokenizer(cut_gguf)
 
 
 @torch.inference_mode()
