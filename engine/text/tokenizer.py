@@ -29,7 +29,7 @@ class Tokenizer:
         try:
             self._full = tokenizers.Tokenizer.from_str(json.dumps(spec))
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(_without_added_tokens(spec)))
-        except Exception as error:  # the tokenizers library raises bare Exception for a faulty description
+        except Exception as error:  # all that the library raises for a faulty spec; narrow once it can be
             raise ModelLoadError(f"the tokenizer cannot be built: {error}") from error
         self.eos_token_ids = vocabulary.eos_token_ids
         added = {int(entry["id"]): entry for entry in spec.get("added_tokens") or []}
@@ -81,7 +81,7 @@ def _encodable(text: str) -> str:
 def _is_byte_level(spec: dict[str, Any]) -> bool:
     pre = spec.get("pre_tokenizer") or {}
     steps = [pre, *pre.get("pretokenizers", [])]
-    return spec["model"].get("type") == "BPE" and any(step.get("type") == "ByteLevel" for step in steps)
+    return (spec.get("model") or {}).get("type") == "BPE" and any(step.get("type") == "ByteLevel" for step in steps)
 
 
 def _without_added_tokens(spec: dict[str, Any]) -> dict[str, Any]:

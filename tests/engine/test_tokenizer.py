@@ -96,8 +96,11 @@ class TestSmollm:
 
 
 def test_a_path_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    """An empty directory and a file that is no GGUF are a ModelLoadError."""
+    """An empty directory, a description without a model and a file that is no GGUF are a ModelLoadError."""
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="not byte-level BPE"):
         load_tokenizer(tmp_path)
     (tmp_path / "bad.gguf").write_bytes(b"no model")
     with pytest.raises(ModelLoadError, match=r"bad\.gguf"):
