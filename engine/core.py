@@ -1,5 +1,6 @@
 """One synchronous turn of the engine: schedule, run, update. Knows no thread and no event loop."""
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -12,6 +13,8 @@ from engine.errors import CacheCapacityError, ContextLengthExceededError, Invali
 from engine.predictors import StepTimePredictor
 from engine.request import Request
 from engine.scheduler import Scheduler, StepResult
+
+_log = logging.getLogger(__name__)
 
 
 class ModelRunner(Protocol):
@@ -102,7 +105,8 @@ class EngineCore:
             self.runner.launch(batch)
             self.runner.sample()
             sampled = self.runner.collect()
-        except Exception as error:
+        except Exception as error:  # whatever a model raises: the requests are run alone to find the one at fault
+            _log.exception("a step of %d requests failed", len(batch.rows))
             result = self.scheduler.discard(batch, f"the step failed: {type(error).__name__}")
         else:
             result = self.scheduler.update(batch, sampled)

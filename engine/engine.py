@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,6 +30,8 @@ from engine.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.request import Request
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +262,8 @@ class Engine:
                     for request_id, error in result.errors.items()
                 ]
                 self._hand_over(loop, progress, core.stats())
-        except Exception as error:  # the thread's last words: every stream must hear that it is gone
+        except Exception as error:  # the thread's last words, it ends here: every stream must hear that it is gone
+            _log.exception("the engine thread ended")
             reason = f"the engine thread ended: {type(error).__name__}: {error}"
             self._call(loop, lambda: self._die(reason))
 

@@ -107,8 +107,9 @@ async def test_a_load_that_fails_says_why() -> None:
     await engine.close()
 
 
-async def test_a_dead_engine_thread_is_no_fault_of_its_requests() -> None:
-    """Their readers get EngineDeadError, on which a worker leaves the record for another; new ones get it at once."""
+async def test_a_dead_engine_thread_is_no_fault_of_its_requests(caplog: pytest.LogCaptureFixture) -> None:
+    """Their readers get EngineDeadError, on which a worker leaves the record for another; new ones get it at once. The
+    log says where it broke."""
     runner = GatedRunner()
     runner.gate.clear()
     loaded = loader(runner)()
@@ -129,6 +130,7 @@ async def test_a_dead_engine_thread_is_no_fault_of_its_requests() -> None:
     with pytest.raises(EngineDeadError):
         await answer(engine)
     await engine.close()
+    assert "in broken" in caplog.text
 
 
 async def test_closing_ends_running_streams_as_dead_and_not_as_failed() -> None:
@@ -147,8 +149,10 @@ async def test_closing_ends_running_streams_as_dead_and_not_as_failed() -> None:
     await closing
 
 
-async def test_a_request_whose_step_fails_alone_gets_an_error_and_the_engine_goes_on() -> None:
-    """One bad request fails alone, with a message that holds no text of the exception."""
+async def test_a_request_whose_step_fails_alone_gets_an_error_and_the_engine_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One bad request fails alone, with a message that holds no text of the exception: that is in the log."""
     runner = GatedRunner()
     engine = Engine(loader(runner))
     await engine.start()
@@ -156,6 +160,7 @@ async def test_a_request_whose_step_fails_alone_gets_an_error_and_the_engine_goe
     with pytest.raises(EngineError) as caught:
         await answer(engine)
     assert not isinstance(caught.value, EngineDeadError) and "secret" not in str(caught.value)
+    assert "RuntimeError: secret" in caplog.text
     runner.failure = None
     assert await answer(engine) == ("A" * 8, FinishReason.LENGTH)
     await engine.close()
