@@ -4,6 +4,7 @@ Needs Java 17 and Maven; the jars are kept in `.cache/kafka/libs`. Tests use `Ka
 """
 
 import os
+import select
 import shutil
 import signal
 import socket
@@ -12,13 +13,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".cache" / "kafka"
 LIBS = CACHE / "libs"
 STATE = CACHE / "server"
 START_TIMEOUT_SECONDS = 60.0
+STOP_TIMEOUT_SECONDS = 20.0
 LISTENERS = ("listeners", "advertised.listeners")
 
 CONFIG = """\
@@ -130,7 +132,7 @@ class KafkaServer:
         print(f"stopping Kafka, pid {self._process.pid}", flush=True)
         self._process.terminate()
         try:
-            self._process.wait(20)
+            self._process.wait(STOP_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -181,11 +183,21 @@ def stop_started() -> None:
         print("no Kafka was started here")
         return
     pid = int(pid_file.read_text())
-    listing = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    listing = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False)
     if "kafka.Kafka" in listing.stdout:
         print(f"stopping Kafka, pid {pid}")
-        os.kill(pid, signal.SIGTERM)
+        node = os.pidfd_open(pid)
+        signal.pidfd_send_signal(node, signal.SIGTERM)
+        ended, _, _ = select.select([node], [], [], STOP_TIMEOUT_SECONDS)
+        if not ended:
+            signal.pidfd_send_signal(node, signal.SIGKILL)
+            select.select([node], [], [])
+        os.close(node)
     pid_file.unlink()
+
+
+def _end_as_on_ctrl_c(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def main(command: str) -> int:
@@ -201,11 +213,13 @@ def main(command: str) -> int:
         case "stop":
             stop_started()
         case "run":
-            with tempfile.TemporaryDirectory(prefix="kafka.") as folder, KafkaServer(Path(folder)) as server:
-                try:
+            for ending in (signal.SIGTERM, signal.SIGINT):  # a background job of a shell ignores Ctrl-C
+                signal.signal(ending, _end_as_on_ctrl_c)
+            try:
+                with tempfile.TemporaryDirectory(prefix="kafka.") as folder, KafkaServer(Path(folder)) as server:
                     return server.wait()
-                except KeyboardInterrupt:
-                    return 0
+            except KeyboardInterrupt:
+                return 0
         case _:
             print(__doc__)
             return 2

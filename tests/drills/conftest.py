@@ -1,4 +1,4 @@
-"""One Kafka for all drills, one prefix and group for each, and the table at the end."""
+"""One prefix and group for each drill on the session's Kafka, and the table at the end."""
 
 import sys
 import uuid
@@ -8,25 +8,16 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parent
-sys.path[:0] = [str(FOLDER), str(FOLDER.parents[1] / "ops" / "kafka")]  # the harness is no package: nothing imports it
+sys.path.append(str(Path(__file__).parent))  # the harness is no package: nothing imports it
 
-from broker import KafkaServer, missing_tools  # noqa: E402
-from ledger import Ledger, Row  # noqa: E402
-from proxy import KafkaProxy  # noqa: E402
-from workers import Workers  # noqa: E402
+from broker import KafkaServer
+from ledger import Ledger, Row
+from proxy import KafkaProxy
+from workers import Workers
 
-from worker.provision import create_topics, topics_of  # noqa: E402
+from worker.provision import create_topics, topics_of
 
 ROWS: list[Row] = []
-
-
-@pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    if missing := missing_tools():
-        pytest.skip(f"Kafka needs {' and '.join(missing)}, not found on this machine")
-    with KafkaServer(tmp_path_factory.mktemp("kafka")) as server:
-        yield server
 
 
 @pytest.fixture
