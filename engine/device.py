@@ -1,7 +1,9 @@
 """The device a model runs on, a CPU so far: its memory, and the operations compiled for it."""
 
+import ctypes
 import math
 import mmap
+import sys
 from pathlib import Path
 
 import torch
@@ -27,6 +29,15 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
     start = -whole.data_ptr() % _HUGE_PAGE_BYTES
     return whole[start : start + num_bytes].view(dtype).view(shape)
+
+
+def return_freed_memory() -> None:
+    """Give back what was freed after weights were prepared: glibc keeps it (40 to 190 MB for a model of 135 M weights).
+    Elsewhere nothing happens."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def build_kernels(directory: Path | None = None) -> list[Path]:

@@ -72,7 +72,7 @@ class Linear(Protocol):
         """The form of rows that it takes without a conversion."""
 
     def __call__(self, rows: Rows) -> Product:
-        """[T, in] -> [T, out]. A linear over int8 rows rounds dense rows itself."""
+        """[T, in] -> [T, out]. A linear over int8 rows rounds dense ones itself, unless it wants them rotated."""
 
 
 class Kernels(Protocol):

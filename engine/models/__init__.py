@@ -4,6 +4,7 @@ from pathlib import Path
 
 from engine.checkpoint.gguf import read_gguf
 from engine.checkpoint.safetensors import read_safetensors
+from engine.device import return_freed_memory
 from engine.errors import ModelLoadError
 from engine.models.layers import Model
 from engine.models.llama import LlamaForCausalLM
@@ -29,6 +30,8 @@ def load_model(
     if name not in MODELS:
         raise ModelLoadError(f"architecture {name} is not supported, only {', '.join(MODELS)}")
     try:
-        return MODELS[name](config, tensors, WeightMode(dtype, exact_modules), kernels or select_kernels("cpu"))
+        model = MODELS[name](config, tensors, WeightMode(dtype, exact_modules), kernels or select_kernels("cpu"))
     except ValueError as error:
         raise ModelLoadError(str(error)) from error
+    return_freed_memory()
+    return model

@@ -19,6 +19,7 @@ _READERS = {
     "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
 }
 _NORM_OF = {reader: norm for norm, readers in _READERS.items() for reader in readers}
+_ROWS_AT_A_TIME = 4096
 _WRITERS = ("self_attn.o_proj", "mlp.down_proj")
 
 
@@ -40,10 +41,15 @@ class Rotation:
         signs = torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1
         return cls(signs.float(), (q * r.diagonal().sign()).float(), hadamard_matrix(power))
 
-    def rows(self, x: Tensor) -> Tensor:
-        """x [..., size] times the matrix."""
-        halves = (x * self.signs).reshape(*x.shape[:-1], len(self.outer), len(self.inner))
-        return torch.matmul(self.outer.T @ halves, self.inner).flatten(-2)
+    def rows(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """x [R, size], its columns times `weight`, times the matrix. Some rows at a time: an embedding is large."""
+        factors = self.signs if weight is None else self.signs * weight
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for start in range(0, len(x), _ROWS_AT_A_TIME):
+            part = x[start : start + _ROWS_AT_A_TIME] * factors
+            halves = part.view(len(part), len(self.outer), len(self.inner))
+            out[start : start + len(part)] = torch.matmul(self.outer.T @ halves, self.inner).flatten(-2)
+        return out
 
 
 class CheckpointRotation:
@@ -60,7 +66,7 @@ class CheckpointRotation:
         if name == "model.embed_tokens.weight":
             return self._residual.rows(tensor)
         if name == "lm_head.weight":
-            return self._residual.rows(tensor * self._tensors["model.norm.weight"].float())
+            return self._residual.rows(tensor, self._tensors["model.norm.weight"].float())
         module, _, part = name.rpartition(".")
         layer, module = ".".join(module.split(".")[:3]), ".".join(module.split(".")[3:])
         if name == "model.norm.weight" or module in _READERS:
@@ -72,7 +78,7 @@ class CheckpointRotation:
         if module == "self_attn.o_proj":
             tensor = self._heads(tensor)
         if module in _NORM_OF:
-            return self._residual.rows(tensor * self._tensors[f"{layer}.{_NORM_OF[module]}.weight"].float())
+            return self._residual.rows(tensor, self._tensors[f"{layer}.{_NORM_OF[module]}.weight"].float())
         return self._residual.rows(tensor.T).T if module in _WRITERS else tensor
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -1,18 +1,16 @@
 """A linear that also keeps its weight as it lies in memory, [out, in], for steps of one or two rows.
 
-oneDNN's packed layout is made for tiles of rows: over one row of int8 it reads at a third of the memory's speed. The
-second layout costs the weight's bytes once more.
+oneDNN's packed layout is made for tiles of rows: over one row of int8 it reads the weight far more slowly than the
+memory gives it. The second layout costs the weight's bytes once more.
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.api import Linear
 from kernels.cpu.int8 import Int8Linear
 from kernels.cpu.native.ops import NativeOps
-from kernels.reference.quant import quantise_weight
-from kernels.rows import Product, QuantRows, RowFormat, Rows
+from kernels.rows import Product, RowFormat, Rows
 
 MAX_ROWS = 2  # from three rows on the packed layout is as fast
 
@@ -30,15 +28,8 @@ class FewRowsInt8Linear:
         return self.packed.row_format
 
     def __call__(self, rows: Rows) -> Product:
-        if len(rows.values if isinstance(rows, QuantRows) else rows) > MAX_ROWS:
+        rows = self.packed.rounded(rows)
+        if len(rows.values) > MAX_ROWS:
             return self.packed(rows)
-        if isinstance(rows, Tensor):
-            rows = self.packed.quantise(rows)
         product = self.ops.matvec(rows.values, self.codes, self.packed.scales, rows.scales)
         return product if self.packed.bias is None else product + self.packed.bias
-
-
-def with_few_rows(packed: Int8Linear, weight: Tensor, ops: NativeOps) -> Linear:
-    """`packed` beside the plain layout of the weight [out, in] that it was made from."""
-    codes, _ = quantise_weight(weight, packed.row_format.hadamard)
-    return FewRowsInt8Linear(packed, codes.contiguous(), ops)

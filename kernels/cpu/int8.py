@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kernels.reference.quant import quantise_rows, quantise_weight
+from kernels.reference.quant import quantise_rows
 from kernels.rows import ZERO_POINT, Product, QuantRows, RowFormat, Rows, ScaledRows
 
 _PACKING_ROWS = 64  # as for the dense linears: one packing serves one row and thousands
@@ -30,13 +30,18 @@ class Int8Linear:
     quantise: Callable[[Tensor], QuantRows]
 
     def __call__(self, rows: Rows) -> Product:
-        if isinstance(rows, Tensor):
-            assert self.row_format is RowFormat.INT8, "rotated rows come from the operation before"
-            rows = self.quantise(rows)
+        rows = self.rounded(rows)
         product = ScaledRows(_multiply(rows.values, self.weight, self.scales, self.zero_points), rows.scales)
         if self.bias is None:
             return product
         return torch.addcmul(self.bias, product.values, product.scales[:, None])
+
+    def rounded(self, rows: Rows) -> QuantRows:
+        """The rows as they are, or rounded where they are dense."""
+        if isinstance(rows, QuantRows):
+            return rows
+        assert self.row_format is RowFormat.INT8, "rotated rows come from the operation before"
+        return self.quantise(rows)
 
 
 def _multiply(values: Tensor, weight: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:
@@ -63,21 +68,22 @@ def can_multiply_int8() -> bool:
     assert exact.abs().max() < _EXACT_FLOAT32
     try:
         product = _multiply(values, _pack(codes), torch.ones(48), torch.zeros(48, dtype=torch.int32))
-    except (RuntimeError, AttributeError, NotImplementedError):
+    except (AttributeError, RuntimeError):  # a torch without the operation, or one that refuses this CPU or these types
         return False
     return torch.equal(product.long(), exact)
 
 
 def make_int8_linear(
-    weight: Tensor,
+    codes: Tensor,
+    scales: Tensor,
     bias: Tensor | None,
     row_format: RowFormat,
     quantise: Callable[[Tensor], QuantRows] = quantise_rows,
 ) -> Int8Linear:
-    """Round and pack weight [out, in]; raises ValueError where the product would be wrong."""
+    """Pack int8 codes [out, in] with one scale per output channel [out]; raises ValueError where the product would be
+    wrong."""
     if not can_multiply_int8():
         raise ValueError("int8 needs a CPU with VNNI or AMX: without them its products saturate; use bf16 or fp32")
-    codes, scales = quantise_weight(weight, row_format.hadamard)
     zero_points = torch.zeros(len(codes), dtype=torch.int32)
     return Int8Linear(
         _pack(codes), scales, zero_points, bias.float() if bias is not None else None, row_format, quantise

@@ -8,12 +8,8 @@ from kernels.cpu.attention import CpuAttention
 from kernels.cpu.int8 import make_int8_linear
 from kernels.cpu.linear import make_linear
 from kernels.cpu.pointwise import rms_norm, rotary, silu_mul
-from kernels.reference.quant import quantise_rows
+from kernels.reference.quant import quantise_weight, to_rows
 from kernels.rows import Product, RowFormat, Rows, dense
-
-
-def to_rows(x: Tensor, row_format: RowFormat) -> Rows:
-    return quantise_rows(x, row_format.hadamard) if row_format.is_int8 else x.to(row_format.dtype)
 
 
 class TorchKernels:
@@ -27,7 +23,7 @@ class TorchKernels:
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False) -> Linear:
         if row_format.is_int8:
-            return make_int8_linear(weight, bias, row_format)
+            return make_int8_linear(*quantise_weight(weight, row_format.hadamard), bias, row_format)
         return make_linear(weight, bias, row_format)
 
     def add_rms_norm(

@@ -57,7 +57,7 @@ def can_pack(row_format: RowFormat) -> bool:
     try:
         product = PackedLinear(_pack(weight), bias, row_format)(x)
         return bool((product.double() - exact).abs().max() <= exact.abs().max() * 2**-8)
-    except (RuntimeError, AttributeError, NotImplementedError):
+    except (AttributeError, RuntimeError):  # a torch without the operations, or one that refuses this CPU or this dtype
         return False
 
 

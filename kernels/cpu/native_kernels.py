@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from kernels.api import AttentionPlan, HeadNorms, Linear
-from kernels.cpu.few_rows import with_few_rows
+from kernels.cpu.few_rows import FewRowsInt8Linear
 from kernels.cpu.int8 import make_int8_linear
 from kernels.cpu.linear import make_linear
 from kernels.cpu.native.ops import NativeOps
 from kernels.cpu.sharing import shared_groups
 from kernels.cpu.wide import WideLinear
+from kernels.reference.quant import quantise_weight
 from kernels.rows import Product, QuantRows, RowFormat, Rows, ScaledRows
 
 
@@ -57,8 +58,9 @@ class NativeKernels:
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False) -> Linear:
         if row_format.is_int8:
-            packed = make_int8_linear(weight, bias, row_format, self.quantise)
-            return with_few_rows(packed, weight, self._ops) if self._few_rows else packed
+            codes, scales = quantise_weight(weight, row_format.hadamard)
+            packed = make_int8_linear(codes, scales, bias, row_format, self.quantise)
+            return FewRowsInt8Linear(packed, codes.contiguous(), self._ops) if self._few_rows else packed
         if wide and bias is None and row_format is RowFormat.BF16:
             return WideLinear(weight.to(torch.bfloat16).contiguous(), self._ops)
         return make_linear(weight, bias, row_format)

@@ -128,7 +128,7 @@ def test_int8_is_refused_where_its_products_are_wrong(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(int8, "can_multiply_int8", lambda: False)
     with pytest.raises(ValueError, match="VNNI"):
-        int8.make_int8_linear(torch.eye(64), None, RowFormat.INT8)
+        int8.make_int8_linear(torch.eye(64).char(), torch.ones(64), None, RowFormat.INT8)
 
 
 @torch.inference_mode()
