@@ -55,7 +55,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RequestHeaders:
-    """What the headers of a prompt say; None is absent. `correlation_header` keeps the spelling it came in.
+    """What the headers of a prompt say; None is absent. `correlation_header` keeps the spelling it came in, so do
+    `reply_topic_header` and `reply_partition_header`, in which errors name what was sent.
 
     `speaks_spring`: the client uses `kafka_*` reply headers, so it takes the first record as the answer.
     `nest_text_ids`: it uses them with text ids, as NestJS does, and waits for an end marker.
@@ -66,7 +67,9 @@ class RequestHeaders:
     operation: str = DEFAULT_OPERATION
     correlation_header: str | None = None
     correlation_id: bytes | None = None
+    reply_topic_header: str | None = None
     reply_topic: str | None = None
+    reply_partition_header: str | None = None
     reply_partition: int | None = None
     deadline_ms: int | None = None
     ttl_ms: int | None = None
@@ -153,7 +156,9 @@ def _read(found: Mapping[str, _Found], attempt: _Attempt) -> RequestHeaders:
         operation=attempt(_text, found.get("operation")) or DEFAULT_OPERATION,
         correlation_header=correlation.name if correlation is not None and correlation_id is not None else None,
         correlation_id=correlation_id,
+        reply_topic_header=_shown(topic.name) if topic is not None else None,
         reply_topic=attempt(_topic, topic),
+        reply_partition_header=_shown(partition.name) if partition is not None else None,
         reply_partition=attempt(_partition, partition),
         deadline_ms=attempt(_integer(0, MAX_TIME_MS), found.get("deadline_ms")),
         ttl_ms=attempt(_integer(0, MAX_TIME_MS), found.get("ttl_ms")),
@@ -240,5 +245,10 @@ def _trace(found: _Found) -> str:
 
 
 def _invalid(found: _Found, reason: str) -> InvalidMessage:
-    name = found.name if found.name.isascii() and found.name.isprintable() else ascii(found.name)
+    name = _shown(found.name)
     return InvalidMessage(ErrorCode.INVALID_VALUE, f"header {name} {reason}", name)
+
+
+def _shown(name: str) -> str:
+    """A header's name that can stand in an error."""
+    return name if name.isascii() and name.isprintable() else ascii(name)

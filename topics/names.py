@@ -64,23 +64,26 @@ class TopicNames:
         return (self.replies, *(f"{topic}.reply" for topic in prompts), *(f"{topic}-replies" for topic in prompts))
 
 
-def validate_reply_topic(topic: str, *, allowed_prefixes: Collection[str], forbidden: frozenset[str]) -> str:
+def validate_reply_topic(
+    topic: str, *, header: str, allowed_prefixes: Collection[str], forbidden: frozenset[str]
+) -> str:
     """Return `topic` if a client may have its replies written there, with our credentials.
 
-    A prefix may end in `*`, which changes nothing. Raises InvalidMessage (`invalid_reply_topic`).
+    A prefix may end in `*`, which changes nothing. Raises InvalidMessage (`invalid_reply_topic`) that names the header.
     """
     if not topic or len(topic) > MAX_TOPIC_CHARS:
-        raise _refused(f"must have 1 to {MAX_TOPIC_CHARS} characters")
+        raise refused_reply_topic(header, f"must have 1 to {MAX_TOPIC_CHARS} characters")
     if not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
-        raise _refused("may only have letters, digits, '.', '_' and '-'")
+        raise refused_reply_topic(header, "may only have letters, digits, '.', '_' and '-'")
     if topic.startswith("_"):
-        raise _refused("must not start with '_'")
+        raise refused_reply_topic(header, "must not start with '_'")
     if topic in forbidden:
-        raise _refused("must not be a prompt, control or dead-letter topic")
+        raise refused_reply_topic(header, "must not be a prompt, control or dead-letter topic")
     if not any(topic.startswith(prefix.removesuffix("*")) for prefix in allowed_prefixes):
-        raise _refused("is outside the allowed prefixes")
+        raise refused_reply_topic(header, "is outside the allowed prefixes")
     return topic
 
 
-def _refused(reason: str) -> InvalidMessage:
-    return InvalidMessage(ErrorCode.INVALID_REPLY_TOPIC, f"reply topic {reason}", "reply topic")
+def refused_reply_topic(header: str, reason: str) -> InvalidMessage:
+    """The error about a reply topic, by the name of the header that it came in."""
+    return InvalidMessage(ErrorCode.INVALID_REPLY_TOPIC, f"{header}: the reply topic {reason}", header)

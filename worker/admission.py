@@ -4,7 +4,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.api import PriorityClass
 from worker.broker.api import Record, TopicPartition
 from worker.lease import Answered, AnsweredBook
 from worker.offsets import OffsetTracker
@@ -27,7 +26,6 @@ class Held:
     """A record that was taken, and when (Unix ms)."""
 
     record: Record
-    priority: PriorityClass
     received_ms: int
 
 

@@ -18,7 +18,7 @@ from functools import partial
 import structlog
 
 from engine.api import GenerationEngine, PriorityClass
-from worker.admission import Admission, AdmissionPolicy, Start
+from worker.admission import Admission, AdmissionPolicy
 from worker.assignment import Assignment
 from worker.backpressure import Backpressure
 from worker.broker.api import Broker, BrokerError, BrokerUnavailableError, Record
@@ -32,15 +32,14 @@ from worker.dead_letter import DeadLetterPolicy, DeadLetters
 from worker.fair_queue import FairQueue
 from worker.identities import Identities
 from worker.intake import Intake
-from worker.job import Job
 from worker.job_services import JobLimits, JobServices
-from worker.lease import AnsweredBook, done_record, parse_done
+from worker.lease import AnsweredBook, parse_done
 from worker.metrics import Metrics
 from worker.offsets import OffsetTracker
 from worker.renewing_producer import ResendingProducer
 from worker.replies.producers import ReplyProducers
 from worker.replies.routes import ReplyRoutes
-from worker.replies.stream import CoalescePolicy
+from worker.running_jobs import RunningJobs
 from worker.settings import Settings
 from worker.shared_runs import SharedRuns
 from worker.subscription import Subscription
@@ -70,7 +69,6 @@ class WorkerApp:
         self._names = settings.names
         self._routes = settings.route_table
         self._stop = asyncio.Event()
-        self._jobs: set[asyncio.Task[None]] = set()
         self._classes: dict[str, PriorityClass] = {}
         own_topics = (
             self._names.own | {self._names.replies} | {r.output_topic for r in self._routes.routes if r.output_topic}
@@ -150,7 +148,14 @@ class WorkerApp:
 
         Raises what makes serving impossible (dead engine, broker out of reach); unfinished prompts stay uncommitted.
         """
-        services = self._services(patient=not until_end)
+        jobs = RunningJobs(
+            self._services(patient=not until_end),
+            self._routes,
+            self._tracker,
+            self._committer,
+            released=self._intake.released,
+            lease_seconds=self._settings.lease_seconds,
+        )
         control = ControlReader(self._control, (self._cancels.take, self._take_done))
         async with AsyncExitStack() as leaving:
             for client in (self._admin, self._subscription, self._producers.own, self._producers.named, self._control):
@@ -168,6 +173,7 @@ class WorkerApp:
                 background = [
                     tasks.create_task(work)
                     for work in (
+                        self._announce(),
                         control.run(),
                         self._committer.run(),
                         self._subscription.run(),
@@ -176,43 +182,13 @@ class WorkerApp:
                         self._producers.named.run(),
                     )
                 ]
-                async with asyncio.TaskGroup() as jobs:
-                    await self._intake.run(
-                        lambda start, log: self._admit(services, jobs, start, log),
-                        stop=self._stop,
-                        until_end=until_end,
-                    )
-                    await self._drain(None if until_end and not self._stop.is_set() else self._settings.grace_seconds)
+                async with asyncio.TaskGroup() as group:
+                    await self._intake.run(partial(jobs.start, group), stop=self._stop, until_end=until_end)
+                    await jobs.drain(None if until_end and not self._stop.is_set() else self._settings.grace_seconds)
                 for task in background:
                     task.cancel()
             self._tracker.given_up()
             await self._commit_at_last(must=until_end and not self._stop.is_set())
-
-    def _admit(self, services: JobServices, jobs: asyncio.TaskGroup, start: Start, log_number: int) -> None:
-        task = jobs.create_task(self._serve(services, start, log_number))
-        self._jobs.add(task)
-        task.add_done_callback(self._jobs.discard)
-
-    async def _serve(self, services: JobServices, start: Start, log_number: int) -> None:
-        record = start.held.record
-        route = self._routes.match(record.topic)
-        assert route is not None, record.topic
-        try:
-            await Job(services, start.held, route, quarantined=start.quarantined).run()
-            self._tracker.finished(record.tp, record.offset, log_number)
-            self._committer.progressed()
-            if not self._tracker.is_assigned(record.tp):
-                await self._tell_new_owner(services, record)
-        finally:
-            self._intake.released()
-
-    async def _tell_new_owner(self, services: JobServices, record: Record) -> None:
-        key, value = done_record(record)
-        try:
-            async with asyncio.timeout(self._settings.lease_seconds):
-                await services.producer.send(services.control_topic, value, key=key)
-        except (BrokerError, TimeoutError) as error:  # its lease runs out, and the prompt is answered twice
-            log.warning("the new owner was not told of an answer", error=type(error).__name__)
 
     def _take_done(self, record: Record) -> None:
         told = parse_done(record)
@@ -222,15 +198,10 @@ class WorkerApp:
                 self._committer.progressed()
                 self._intake.changed()
 
-    async def _drain(self, grace_seconds: float | None) -> None:
-        """Wait for the running jobs; those that outlive the grace are aborted and stay for redelivery."""
-        running = tuple(self._jobs)
-        if not running:
-            return
-        log.info("draining", num_requests=len(running))
-        _, late = await asyncio.wait(running, timeout=grace_seconds)
-        for task in late:
-            task.cancel()
+    async def _announce(self) -> None:
+        """Say once that prompts are taken."""
+        await self._assignment.known.wait()
+        log.info("taking prompts", group_id=self._settings.group_id, num_partitions=len(self._assignment.open))
 
     async def _commit_at_last(self, *, must: bool) -> None:
         """The last commit, within the grace: what it does not reach is answered again by the next worker."""
@@ -276,13 +247,7 @@ class WorkerApp:
             control_topic=names.control,
             clock=self._clock,
             metrics=self._metrics,
-            limits=JobLimits(
-                max_body_bytes=settings.max_body_bytes,
-                max_output_tokens=settings.max_output_tokens,
-                first_token_seconds=settings.first_token_timeout_ms / 1000,
-                between_tokens_seconds=settings.streaming_timeout_ms / 1000,
-                reply_give_up_seconds=give_up,
-                retention_ms=int(settings.max_replay_age_seconds * 1000),
-                coalesce=CoalescePolicy(settings.stream_coalesce_tokens, settings.stream_coalesce_ms / 1000),
-            ),
+            limits=JobLimits.of(settings),
+            served_model_names=settings.served_model_names,
+            log_requests=not settings.disable_log_requests,
         )

@@ -4,13 +4,14 @@ from topics.errors import ErrorCode
 
 
 class RequestEnded(Exception):  # noqa: N818  an outcome, not a fault
-    """The request ends without an answer; the docstring is what the client is told."""
+    """The request ends without an answer; the docstring is what the client is told, `param` the header it is about."""
 
     code = ErrorCode.INTERNAL_ERROR
     retriable = False
 
-    def __init__(self) -> None:
+    def __init__(self, param: str | None = None) -> None:
         super().__init__((type(self).__doc__ or "").strip())
+        self.param = param
 
 
 class DeadlineExceeded(RequestEnded):

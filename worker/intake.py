@@ -135,7 +135,7 @@ class Intake:
         for record in records:
             if self._tracker.arrived(tp, record.offset):
                 self._metrics.record_polled(cls)
-                self._admission.arrived(Held(record, cls, self._clock.wall_ms()))
+                self._admission.arrived(Held(record, self._clock.wall_ms()))
         self._assignment.polled(tp, records[-1].offset + 1)
         self._quiet_since = None
         tokens = sum(len(record.value or b"") // BYTES_PER_TOKEN + 1 for record in records)

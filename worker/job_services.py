@@ -12,6 +12,7 @@ from worker.metrics import Metrics
 from worker.replies.producers import ReplyProducers
 from worker.replies.routes import ReplyRoutes
 from worker.replies.stream import CoalescePolicy
+from worker.settings import Settings
 from worker.shared_runs import SharedRuns
 
 
@@ -26,6 +27,18 @@ class JobLimits:
     reply_give_up_seconds: float
     retention_ms: int
     coalesce: CoalescePolicy
+
+    @classmethod
+    def of(cls, settings: Settings) -> "JobLimits":
+        return cls(
+            max_body_bytes=settings.max_body_bytes,
+            max_output_tokens=settings.max_output_tokens,
+            first_token_seconds=settings.first_token_timeout_ms / 1000,
+            between_tokens_seconds=settings.streaming_timeout_ms / 1000,
+            reply_give_up_seconds=settings.reply_give_up_seconds,
+            retention_ms=int(settings.max_replay_age_seconds * 1000),
+            coalesce=CoalescePolicy(settings.stream_coalesce_tokens, settings.stream_coalesce_ms / 1000),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +57,10 @@ class JobServices:
     clock: Clock
     metrics: Metrics
     limits: JobLimits
+    served_model_names: tuple[str, ...]
+    log_requests: bool
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What the `model` of a prompt may be, by default the model's own name; replies bear the first one."""
+        return self.served_model_names or (self.engine.model.name,)

@@ -25,7 +25,8 @@ class Metrics:
             return Gauge(f"v4flash_{name}", text, registry=registry)
 
         self._records = counter("records_polled", "Prompt records taken from the broker.", by_class)
-        self._requests = counter("requests", "Requests that ended, by finish reason.", ["class", "reason"])
+        how = "Requests that ended, by finish reason, error code, or how else."
+        self._requests = counter("requests", how, ["class", "reason"])
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of ended requests.", by_class)
         self._completion_tokens = counter("completion_tokens", "Generated tokens of ended requests.", by_class)
         self._errors = counter("errors", "Errors by code.", ["code"])

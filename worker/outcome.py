@@ -13,7 +13,7 @@ def failure_of(error: Exception) -> Failure | None:
         case InvalidMessage():
             return Failure(error.code, error.message, error.param)
         case RequestEnded():
-            return Failure(error.code, str(error), retriable=error.retriable)
+            return Failure(error.code, str(error), error.param, retriable=error.retriable)
         case EngineDeadError():
             return None
         case EngineError():

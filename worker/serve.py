@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from contextlib import suppress
+import time
 
 import structlog
 
@@ -18,6 +18,7 @@ from worker.health import HealthServer
 from worker.metrics import Metrics
 from worker.provision import RECORD_OVERHEAD_BYTES
 from worker.settings import Settings
+from worker.stats_log import StatsLog
 
 STATS_SECONDS = 1.0
 START_TIMEOUT_SECONDS = 60.0
@@ -80,8 +81,7 @@ async def serve(settings: Settings, *, until_end: bool = False) -> None:
     app = build_app(settings, build_broker(settings), engine, metrics)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError):
-            loop.add_signal_handler(number, app.request_stop)
+        loop.add_signal_handler(number, app.request_stop)
 
     def ready() -> str | None:
         if app.ready:
@@ -98,16 +98,19 @@ async def serve(settings: Settings, *, until_end: bool = False) -> None:
         metrics_port=settings.metrics_port,
     )
     async with probes:
-        log.info("worker started", port=probes.port, metrics_port=probes.metrics_port, group_id=settings.group_id)
+        log.info("worker starting", port=probes.port, metrics_port=probes.metrics_port, engine=settings.engine)
         async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(_watch(engine, metrics))
+            watch = tasks.create_task(_watch(engine, metrics, None if settings.disable_log_stats else StatsLog()))
             await app.run(until_end=until_end)
             watch.cancel()
     log.info("worker ended")
 
 
-async def _watch(engine: GenerationEngine, metrics: Metrics) -> None:
+async def _watch(engine: GenerationEngine, metrics: Metrics, stats_log: StatsLog | None) -> None:
     while True:
         if engine.health.ready:
-            metrics.observe_engine(engine.stats())
+            stats = engine.stats()
+            metrics.observe_engine(stats)
+            if stats_log is not None:
+                stats_log.seen(stats, time.monotonic())
         await asyncio.sleep(STATS_SECONDS)

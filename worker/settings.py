@@ -20,12 +20,15 @@ from engine.config import EngineConfig
 from topics.names import TopicNames
 from topics.routes import Route, RouteTable
 from worker.backpressure import DEFAULT_THRESHOLDS, Backpressure, Thresholds
-from worker.dead_letter import EVERY_TENANT, Dialect, Values
+from worker.dead_letter import Dialect, Values
 from worker.errors import SettingsError
+from worker.setting_forms import json_like, names, values_by_tenant
 
 ENV_PREFIX = "V4FLASH_"
 CONFIG_VARIABLE = "V4FLASH_CONFIG"
-ALIASES = {"max_batch_size": "max_num_seqs"}
+NO_SETTINGS = frozenset({CONFIG_VARIABLE, "V4FLASH_ISA", "V4FLASH_KERNEL_CACHE"})
+"""Variables of the machine's, not of the worker's: which file, and how operations are compiled."""
+ALIASES = {"max_batch_size": "max_num_seqs", "served_model_name": "served_model_names"}
 
 
 class Source(StrEnum):
@@ -37,29 +40,13 @@ class Source(StrEnum):
     DEFAULT = "default"
 
 
-def _names(value: Any) -> Any:
-    """A list, also as JSON or separated by commas."""
-    if not isinstance(value, str):
-        return value
-    return json.loads(value) if value.lstrip().startswith("[") else [part.strip() for part in value.split(",") if part]
-
-
-def _table(value: Any) -> Any:
-    """An object or a list of objects, also as JSON."""
-    return json.loads(value) if isinstance(value, str) else value
-
-
-def _values_by_tenant(value: Any) -> Any:
-    """One word for all, or an object of tenants, also as JSON."""
-    return {EVERY_TENANT: value} if value in ("keep", "digest") else _table(value)
-
-
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 Port = Annotated[int, Field(ge=0, le=65535)]
-ByClass = Annotated[dict[PriorityClass, Ratio], BeforeValidator(_table)]
+ByClass = Annotated[dict[PriorityClass, Ratio], json_like('{"urgent": 0.98, "standard": 0.92, "bulk": 0.85}')]
 
 
 class Settings(BaseSettings):
@@ -68,10 +55,11 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, protected_namespaces=())
 
     model_dir: Path | None = None
+    served_model_names: Annotated[tuple[ModelName, ...], BeforeValidator(names)] = ()
     engine: Literal["model", "scripted"] = "model"
     scripted_tokens_per_second: Rate = 200.0
     dtype: Literal["bf16", "fp32", "int8"] = "bf16"
-    exact_modules: Annotated[tuple[str, ...], BeforeValidator(_names)] = ("lm_head", "o_proj")
+    exact_modules: Annotated[tuple[str, ...], BeforeValidator(names)] = ("lm_head", "o_proj")
     few_rows_layout: bool = True
     seed: int = 0
 
@@ -86,8 +74,8 @@ class Settings(BaseSettings):
     session_timeout_seconds: Seconds = 30.0
     from_beginning: bool = True
     max_replay_age_seconds: Seconds = 86_400.0
-    reply_prefixes: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
-    routes: Annotated[tuple[Route, ...], BeforeValidator(_table)] = ()
+    reply_prefixes: Annotated[tuple[str, ...], BeforeValidator(names)] = ()
+    routes: Annotated[tuple[Route, ...], json_like('[{"topics": ["prompts"], "priority": "bulk"}]')] = ()
 
     host: str = "127.0.0.1"
     port: Port = 8080
@@ -101,9 +89,9 @@ class Settings(BaseSettings):
     max_output_tokens: Count = 1024
     max_inflight_requests: Count = 128
     max_inflight_per_partition: Count = 32
-    class_weights: Annotated[
-        dict[PriorityClass, Annotated[float, Field(gt=0, allow_inf_nan=False)]], BeforeValidator(_table)
-    ] = Field(default_factory=lambda: {PriorityClass.URGENT: 8.0, PriorityClass.STANDARD: 4.0, PriorityClass.BULK: 1.0})
+    class_weights: Annotated[dict[PriorityClass, Rate], json_like('{"urgent": 8, "standard": 4, "bulk": 1}')] = Field(
+        default_factory=lambda: {PriorityClass.URGENT: 8.0, PriorityClass.STANDARD: 4.0, PriorityClass.BULK: 1.0}
+    )
     backpressure_pause: ByClass = Field(
         default_factory=lambda: {cls: limits.pause_at for cls, limits in DEFAULT_THRESHOLDS.items()}
     )
@@ -116,7 +104,7 @@ class Settings(BaseSettings):
     alone_after: Count = 2
     quarantine_after: Count = 3
     dead_letter_dialect: Dialect = "connect"
-    dead_letter_values: Annotated[dict[str, Values], BeforeValidator(_values_by_tenant)] = Field(default_factory=dict)
+    dead_letter_values: Annotated[dict[str, Values], BeforeValidator(values_by_tenant)] = Field(default_factory=dict)
 
     streaming_timeout_ms: Count = 4000
     first_token_timeout_ms: Count = 60_000
@@ -223,14 +211,15 @@ def load_settings(
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         origin = f" (from {sources[str(first['loc'][0])]})" if first["loc"] else ""
-        raise SettingsError(f"{where}{origin}: {first['msg']}" if where else first["msg"]) from None
+        reason = first["msg"].removeprefix("Value error, ")  # pydantic's word before a message of ours
+        raise SettingsError(f"{where}{origin}: {reason}" if where else reason) from None
 
 
 def _env(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name.removeprefix(ENV_PREFIX).lower(): value
         for name, value in environ.items()
-        if name.startswith(ENV_PREFIX) and name != CONFIG_VARIABLE
+        if name.startswith(ENV_PREFIX) and name not in NO_SETTINGS
     }
 
 

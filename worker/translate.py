@@ -1,6 +1,7 @@
 """A wire request to the engine's request. The only place that knows both vocabularies."""
 
 import hashlib
+from collections.abc import Sequence
 
 from engine.api import ChatMessage, GenerateRequest, GenerationEngine, PriorityClass
 from engine.errors import ContextLengthExceededError
@@ -20,6 +21,7 @@ def translate(
     engine: GenerationEngine,
     *,
     attempt: str,
+    model_names: Sequence[str],
     tenant: str,
     priority: PriorityClass,
     max_output_tokens: int,
@@ -31,8 +33,9 @@ def translate(
     refused. Raises InvalidMessage (`model_not_found`) and what `GenerationEngine.check` raises.
     """
     body = prompt.body
-    if body.model is not None and body.model != engine.model.name:
-        raise InvalidMessage(ErrorCode.MODEL_NOT_FOUND, f"model must be {engine.model.name} or left out", "model")
+    if body.model is not None and body.model not in model_names:
+        served = " or ".join(model_names)
+        raise InvalidMessage(ErrorCode.MODEL_NOT_FOUND, f"model must be {served}, or left out", "model")
     if isinstance(body, ChatCompletionRequest):
         tokens = engine.encode_chat([ChatMessage(message.role, message.content) for message in body.messages])
     else:

@@ -5,21 +5,23 @@ from collections.abc import AsyncIterator
 
 from engine.api import Delta
 from worker.clock import Clock
+from worker.deadline import Deadline
 from worker.ended import DeadlineExceeded, RequestCancelled, StreamStalled
 
 
 class DeltaWatch:
     """Interrupts only the wait for the engine, never a reply on its way, so that a sent record is always counted.
 
-    `deadline` is monotonic seconds of the clock. Time to the first token has its own limit. One timer serves many
-    waits: it is set again only when it fires too early, or would fire too late. `close` ends it.
+    Time to the first token has its own limit. One timer serves many waits: it is set again only when it fires too
+    early, or would fire too late. `close` ends it.
     """
 
     def __init__(
-        self, clock: Clock, *, deadline: float | None, first_token_seconds: float, between_tokens_seconds: float
+        self, clock: Clock, *, deadline: Deadline | None, first_token_seconds: float, between_tokens_seconds: float
     ) -> None:
         self._clock = clock
-        self._deadline = deadline
+        self._told_by = None if deadline is None else deadline.header
+        self._deadline = None if deadline is None else clock.now() + (deadline.unix_ms - clock.wall_ms()) / 1000
         self._limit = first_token_seconds
         self._between = between_tokens_seconds
         self._cancelled = False
@@ -43,7 +45,7 @@ class DeltaWatch:
         if self._cancelled:
             raise RequestCancelled
         if self._deadline is not None and self._clock.now() >= self._deadline:
-            raise DeadlineExceeded
+            raise DeadlineExceeded(self._told_by)
 
     async def next(self, deltas: AsyncIterator[Delta]) -> Delta | None:
         """The next delta, None at the end. Raises RequestCancelled, DeadlineExceeded, StreamStalled."""

@@ -9,6 +9,7 @@ from topics.headers import parse_headers, printable_id, salvage_headers
 from topics.names import PRIORITY_CLASSES, TopicNames, validate_reply_topic
 
 NAMES = TopicNames()
+HEADER = "kafka_replyTopic"
 
 
 def test_names_hang_below_the_prefix() -> None:
@@ -29,14 +30,18 @@ def test_a_request_id_that_is_no_topic_name_is_hashed(request_id: str) -> None:
     assert NAMES.reply_for("job-1.a_B") == "v4flash.replies.job-1.a_B"
     topic = NAMES.reply_for(request_id)
     assert len(topic) == len("v4flash.replies.") + 64
-    assert validate_reply_topic(topic, allowed_prefixes=NAMES.reply_prefixes, forbidden=NAMES.own) == topic
+    assert (
+        validate_reply_topic(topic, header=HEADER, allowed_prefixes=NAMES.reply_prefixes, forbidden=NAMES.own) == topic
+    )
 
 
 @pytest.mark.parametrize("topic", ["v4flash.replies", "v4flash.replies.team-a", "v4flash.prompts.urgent.reply"])
 def test_allowed_reply_topics_pass(topic: str) -> None:
     """The defaults fit NestJS and Spring."""
-    assert validate_reply_topic(topic, allowed_prefixes=NAMES.reply_prefixes, forbidden=NAMES.own) == topic
-    assert validate_reply_topic(topic, allowed_prefixes=["v4flash.*"], forbidden=NAMES.own) == topic
+    assert (
+        validate_reply_topic(topic, header=HEADER, allowed_prefixes=NAMES.reply_prefixes, forbidden=NAMES.own) == topic
+    )
+    assert validate_reply_topic(topic, header=HEADER, allowed_prefixes=["v4flash.*"], forbidden=NAMES.own) == topic
 
 
 @pytest.mark.parametrize(
@@ -62,16 +67,19 @@ def test_a_forbidden_reply_topic_is_refused_even_where_every_prefix_is_allowed(t
         if topic == "payments" and prefixes == ["*"]:
             continue
         with pytest.raises(InvalidMessage) as refused:
-            validate_reply_topic(topic, allowed_prefixes=prefixes, forbidden=NAMES.own)
-        assert (refused.value.code, refused.value.param) == ("invalid_reply_topic", "reply topic")
+            validate_reply_topic(topic, header=HEADER, allowed_prefixes=prefixes, forbidden=NAMES.own)
+        assert (refused.value.code, refused.value.param) == ("invalid_reply_topic", HEADER)
+        assert refused.value.message.startswith(f"{HEADER}: ")
 
 
 def test_a_reply_topic_of_bad_bytes_is_left_for_the_topic_check() -> None:
-    """Its error is the one about reply topics."""
-    topic = parse_headers((("reply_to", b"v4flash.replies\xff\n"),)).reply_topic
-    assert topic is not None
-    with pytest.raises(InvalidMessage, match="reply topic"):
-        validate_reply_topic(topic, allowed_prefixes=["*"], forbidden=NAMES.own)
+    """Its error is the one about reply topics, by the header that was sent."""
+    headers = parse_headers((("Reply_To", b"v4flash.replies\xff\n"),))
+    assert headers.reply_topic is not None and headers.reply_topic_header == "Reply_To"
+    with pytest.raises(InvalidMessage, match="Reply_To: the reply topic"):
+        validate_reply_topic(
+            headers.reply_topic, header=headers.reply_topic_header, allowed_prefixes=["*"], forbidden=NAMES.own
+        )
 
 
 def test_salvaged_headers_still_find_the_client() -> None:

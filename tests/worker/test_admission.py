@@ -1,4 +1,3 @@
-from engine.api import PriorityClass
 from worker.admission import GATHER_SECONDS, Admission, AdmissionPolicy, Held
 from worker.broker.api import Record, TopicPartition
 from worker.commit_metadata import CommitMetadata, Mark, MarkState
@@ -22,7 +21,7 @@ def admission(metadata: CommitMetadata, *offsets: int) -> tuple[Admission, Offse
     made.assigned(0.0)
     for offset in offsets:
         assert tracker.arrived(TP, offset)
-        made.arrived(Held(record(offset), PriorityClass.BULK, 0))
+        made.arrived(Held(record(offset), 0))
     return made, tracker
 
 

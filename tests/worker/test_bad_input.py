@@ -79,6 +79,15 @@ async def test_who_asks_for_another_model_is_told_the_name_of_the_one_served(rig
     assert engine.model.name in rig.replies("other")[-1].body["error"]["message"]
 
 
+async def test_a_body_made_for_another_service_is_answered_under_a_served_model_name(rig, prompt):
+    """Any of the names is taken, and the reply bears the first; the name of the file is one only where it is named."""
+    for name in ("gpt-4o-mini", "house-model", "scripted"):
+        await rig.send(prompt(model=name), x_request_id=name)
+    await rig.serve_all(served_model_names=("house-model", "gpt-4o-mini"))
+    assert {rig.replies(name)[0].body["model"] for name in ("gpt-4o-mini", "house-model")} == {"house-model"}
+    assert rig.error("scripted") == "model_not_found"
+
+
 async def test_an_enormous_max_tokens_is_clamped(rig, prompt):
     """The worker's own bound holds."""
     await rig.send(prompt("[[tokens=5000]]", max_tokens=10**9), x_request_id="big")
@@ -92,6 +101,7 @@ async def test_a_deadline_in_the_past_is_told_and_not_run(rig, prompt):
     await rig.send(prompt(), x_request_id="late", x_deadline_ms="1000")
     await rig.serve_all(engine)
     assert rig.error("late") == "deadline_exceeded"
+    assert rig.replies("late")[0].body["error"]["param"] == "x-deadline-ms"
     assert engine.stats().generated_tokens_total == 0
 
 

@@ -5,7 +5,7 @@ import pytest
 from engine.scripted import ScriptedEngine
 from topics.headers import RequestHeaders
 from worker.broker.api import Record
-from worker.deadline import deadline_ms
+from worker.deadline import Deadline, deadline_of
 
 HOUR = 3_600_000
 NOW = 100 * HOUR
@@ -19,17 +19,17 @@ def record(timestamp_ms: int) -> Record:
     "headers, timestamp_ms, expected",
     [
         (RequestHeaders(), NOW, None),
-        (RequestHeaders(deadline_ms=7, ttl_ms=1000), NOW, 7),
-        (RequestHeaders(ttl_ms=1000), NOW - HOUR, NOW - HOUR + 1000),
-        (RequestHeaders(ttl_ms=1000), NOW + 5000, NOW + 6000),
-        (RequestHeaders(ttl_ms=1000), NOW + 5001, NOW + 1000),
-        (RequestHeaders(ttl_ms=1000), NOW - 25 * HOUR, NOW + 1000),
+        (RequestHeaders(deadline_ms=7, ttl_ms=1000), NOW, Deadline(7, "x-deadline-ms")),
+        (RequestHeaders(ttl_ms=1000), NOW - HOUR, Deadline(NOW - HOUR + 1000, "x-ttl-ms")),
+        (RequestHeaders(ttl_ms=1000), NOW + 5000, Deadline(NOW + 6000, "x-ttl-ms")),
+        (RequestHeaders(ttl_ms=1000), NOW + 5001, Deadline(NOW + 1000, "x-ttl-ms")),
+        (RequestHeaders(ttl_ms=1000), NOW - 25 * HOUR, Deadline(NOW + 1000, "x-ttl-ms")),
     ],
     ids=["none", "absolute", "from the stamp", "little ahead", "stamp in the future", "stamp older than the retention"],
 )
 def test_the_deadline_is_the_header_or_the_time_to_live_from_a_time_that_can_be(headers, timestamp_ms, expected):
     """A record's own time counts only within the retention and five seconds ahead."""
-    assert deadline_ms(record(timestamp_ms), headers, received_ms=NOW, retention_ms=24 * HOUR) == expected
+    assert deadline_of(record(timestamp_ms), headers, received_ms=NOW, retention_ms=24 * HOUR) == expected
 
 
 async def test_a_deadline_ends_a_request_that_waits_in_the_engine(rig, prompt):

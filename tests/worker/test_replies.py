@@ -64,6 +64,7 @@ async def test_a_partition_that_is_not_there_is_refused(rig, prompt):
     await rig.send(prompt(), x_request_id="r", x_reply_topic="v4flash.replies", x_reply_partition="7")
     await rig.serve_all()
     assert rig.error("r") == "invalid_reply_topic"
+    assert rig.replies("r")[0].body["error"]["param"] == "x-reply-partition"
 
 
 async def test_a_topic_of_one_request_is_made_on_demand(rig, prompt):

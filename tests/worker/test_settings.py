@@ -26,6 +26,11 @@ def test_an_unknown_variable_is_named() -> None:
         load_settings(environ={"V4FLASH_PROT": "1"})
 
 
+def test_variables_of_the_kernels_are_no_settings() -> None:
+    """Who chooses an instruction set or a folder for compiled operations can still run a worker."""
+    assert load_settings(environ={"V4FLASH_ISA": "v3", "V4FLASH_KERNEL_CACHE": "/cache"})
+
+
 @pytest.mark.parametrize(("name", "value"), [("port", "no"), ("class_weights", "{"), ("num_blocks", "0")])
 def test_a_bad_value_names_the_setting_and_its_source(name: str, value: str) -> None:
     """Values are refused, never replaced by a default."""

@@ -13,6 +13,7 @@ def engine_request(request_id: str = "r", attempt: str = "1", **fields: object) 
         PromptRequest(request_id, CHAT_COMPLETIONS, body),
         ScriptedEngine(max_model_len=100),
         attempt=attempt,
+        model_names=("scripted",),
         tenant="t",
         priority=PriorityClass.BULK,
         max_output_tokens=20,

@@ -4,6 +4,7 @@ import pytest
 
 from engine.api import Delta
 from worker.clock import SystemClock
+from worker.deadline import Deadline
 from worker.ended import DeadlineExceeded, RequestCancelled, StreamStalled
 from worker.watch import DeltaWatch
 
@@ -14,7 +15,7 @@ async def deltas_then_silence(num_deltas: int):
     await asyncio.Event().wait()
 
 
-def watch_of(*, first: float = 60.0, between: float = 60.0, deadline: float | None = None) -> DeltaWatch:
+def watch_of(*, first: float = 60.0, between: float = 60.0, deadline: Deadline | None = None) -> DeltaWatch:
     return DeltaWatch(SystemClock(), deadline=deadline, first_token_seconds=first, between_tokens_seconds=between)
 
 
@@ -50,9 +51,10 @@ async def test_a_timer_that_fires_too_early_is_set_again():
 
 async def test_a_deadline_and_a_cancel_end_the_wait():
     """Each by its own name."""
-    late = watch_of(deadline=SystemClock().now() + 0.02)
-    with pytest.raises(DeadlineExceeded):
+    late = watch_of(deadline=Deadline(SystemClock().wall_ms() + 20, "x-ttl-ms"))
+    with pytest.raises(DeadlineExceeded) as told:
         await late.next(deltas_then_silence(0))
+    assert told.value.param == "x-ttl-ms"
     watch = watch_of()
     asyncio.get_running_loop().call_soon(watch.cancel)
     with pytest.raises(RequestCancelled):

@@ -15,6 +15,7 @@ CLIENT_SETTINGS = frozenset(
 
 SETTINGS_HELP = {
     "model_dir": "Directory of safetensors or a GGUF file; the bundled small model when not given.",
+    "served_model_names": "What `model` may be in a prompt, by commas; replies bear the first. Default: as its file.",
     "engine": "'scripted' answers without a model, for tests of your own.",
     "scripted_tokens_per_second": "Speed of a stream of the scripted engine.",
     "dtype": "How weights are kept and multiplied.",
@@ -39,8 +40,8 @@ SETTINGS_HELP = {
     "metrics_port": "Port of /metrics; 0 takes a free one.",
     "log_level": "Least severe log line that is written.",
     "log_format": "'auto' is lines on a terminal and JSON elsewhere.",
-    "disable_log_requests": "Accepted for compatibility; single requests are not logged.",
-    "disable_log_stats": "Accepted for compatibility; figures are metrics, not log lines.",
+    "disable_log_requests": "Write no log line for each request that ends.",
+    "disable_log_stats": "Write no log line of the engine's figures every ten seconds.",
     "max_body_bytes": "Largest record taken or written; zstd counts unpacked.",
     "max_output_tokens": "Longest answer in tokens; a larger max_tokens is cut down to it.",
     "max_inflight_requests": "Prompts in work at once.",

@@ -5,9 +5,8 @@ from collections.abc import Collection
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from topics.errors import ErrorCode, InvalidMessage
 from topics.headers import RequestHeaders
-from topics.names import TopicNames, validate_reply_topic
+from topics.names import TopicNames, refused_reply_topic, validate_reply_topic
 from topics.routes import Route
 from worker.broker.api import Admin, BrokerError, BrokerUnavailableError, NewTopic, Record
 from worker.clock import Clock
@@ -49,17 +48,18 @@ class ReplyRoutes:
         """Raises InvalidMessage (`invalid_reply_topic`) for what may not be written or is not there, and
         ReplyUndeliverable when the broker does not say, or refuses to make the topic."""
         default = self.default(record, headers, route, request_id)
-        if headers.reply_topic is None:
+        header = headers.reply_topic_header
+        if headers.reply_topic is None or header is None:
             return default
-        topic = validate_reply_topic(headers.reply_topic, allowed_prefixes=self._allowed, forbidden=self._forbidden)
+        topic = validate_reply_topic(
+            headers.reply_topic, header=header, allowed_prefixes=self._allowed, forbidden=self._forbidden
+        )
         count = await self._looked_up(topic, may_create=topic == self._names.reply_for(request_id))
         if count is None:
-            raise InvalidMessage(ErrorCode.INVALID_REPLY_TOPIC, "reply topic does not exist", "reply topic")
+            raise refused_reply_topic(header, "does not exist")
         self._remember(topic, count)
         if headers.reply_partition is not None and headers.reply_partition >= count:
-            raise InvalidMessage(
-                ErrorCode.INVALID_REPLY_TOPIC, f"reply topic has only {count} partitions", "reply partition"
-            )
+            raise refused_reply_topic(headers.reply_partition_header or header, f"has only {count} partitions")
         return Destination(topic, default.key, headers.reply_partition)
 
     async def _looked_up(self, topic: str, *, may_create: bool) -> int | None:
