@@ -25,7 +25,8 @@ NEST_ERROR_HEADER = "kafka_nest-err"
 class ReplyContext:
     """What is the same in all records of one attempt. `created` is Unix time in seconds.
 
-    `correlation_id` goes back byte for byte under the header it came in. `nest_text_ids` adds NestJS's end marker.
+    `correlation_id` goes back byte for byte under the header it came in. `nest_text_ids` adds NestJS's end marker;
+    `static_headers` are the route's own, on every record.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class ReplyContext:
     traceparent: str | None = None
     ignored: tuple[str, ...] = ()
     nest_text_ids: bool = False
+    static_headers: tuple[tuple[str, bytes], ...] = ()
 
     @property
     def is_chat(self) -> bool:
@@ -166,7 +168,7 @@ def _headers(
             headers.append(("x-ignored", _utf8(",".join(ctx.ignored))))
         if ctx.nest_text_ids:
             headers.append((NEST_END_HEADER, b"\x00"))
-    return (*headers, *more)
+    return (*headers, *more, *ctx.static_headers)
 
 
 def _json(body: Mapping[str, Any]) -> bytes:

@@ -95,7 +95,8 @@ class ErrorReply(_Body):
 
 
 class ReplyHeaders(BaseModel):
-    """Headers of a reply, as text. Beside these, the correlation id returns under the header it came in."""
+    """Headers of a reply, as text. Beside these, the correlation id returns under the header it came in, and a
+    route may add headers of its own (`reply_headers`)."""
 
     request_id: Annotated[str, Field(alias="x-request-id")]
     attempt: Annotated[str, Field(alias="x-attempt", description="Opaque; attempts are never compared.")]

@@ -3,14 +3,25 @@
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from topics.headers import ReplyMode
+from topics.headers import ALIASES, ReplyMode
 from topics.names import PRIORITY_CLASSES, TopicNames
+from topics.replies import NEST_END_HEADER, NEST_ERROR_HEADER
+from topics.reply_bodies import ReplyHeaders
 
 TENANT_GROUP = "tenant"
+MAX_REPLY_HEADERS = 16
+OUR_HEADERS = frozenset(
+    [field.alias or name for name, field in ReplyHeaders.model_fields.items()]
+    + [alias for aliases in ALIASES.values() for alias in aliases]
+    + [NEST_END_HEADER, NEST_ERROR_HEADER]
+)
+"""Headers whose meaning on a reply is ours, in lower case."""
 
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+HeaderName = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
+HeaderText = Annotated[str, Field(pattern=r"^[ -~]{1,512}$")]
 Priority = Literal["urgent", "standard", "bulk"]
 
 
@@ -18,6 +29,7 @@ class Route(BaseModel):
     """Prompts of the `topics`, or of all topics that `pattern` matches from end to end.
 
     The tenant is `tenant` or the pattern's group of that name; `output_topic` None is the shared reply topic.
+    `reply_headers` stand on every reply, errors too: Spring's `__TypeId__`, for example.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -28,6 +40,7 @@ class Route(BaseModel):
     tenant: str | None = None
     output_topic: TopicName | None = None
     reply_mode: ReplyMode = "final"
+    reply_headers: dict[HeaderName, HeaderText] = Field(default_factory=dict, max_length=MAX_REPLY_HEADERS)
     trust_tenant: bool = False
     order: Literal["none"] = "none"  # "key" is refused until the worker runs the prompts of one key one by one
 
@@ -46,6 +59,19 @@ class Route(BaseModel):
         if self.tenant is not None and TENANT_GROUP in groups:
             raise ValueError("tenant is given twice, by name and by the pattern's group")
         return self
+
+    @field_validator("reply_headers")
+    @classmethod
+    def _leave_ours_alone(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name in headers:
+            if name.lower() in OUR_HEADERS:
+                raise ValueError(f"reply header {name} is the worker's own")
+        return headers
+
+    @property
+    def wire_headers(self) -> tuple[tuple[str, bytes], ...]:
+        """The `reply_headers` as they are sent."""
+        return tuple((name, text.encode("ascii")) for name, text in self.reply_headers.items())
 
     def match(self, topic: str) -> "Route | None":
         """This route with its tenant filled in, or None."""

@@ -64,4 +64,5 @@ class Envelope:
             traceparent=self.salvaged.traceparent,
             ignored=ignored,
             nest_text_ids=self.salvaged.nest_text_ids,
+            static_headers=self.route.wire_headers,
         )

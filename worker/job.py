@@ -115,7 +115,8 @@ class Job:
         runs, envelope = self._services.runs, self._envelope
         mode = envelope.reply_mode(headers, stream=prompt.body.stream)
         key = RunKey.of(envelope.tenant, envelope.request_id, prompt.operation, self._record.value or b"")
-        route = (self._destination, mode, envelope.salvaged.correlation_header, envelope.salvaged.correlation_id)
+        salvaged, static = envelope.salvaged, envelope.route.wire_headers
+        route = (self._destination, mode, salvaged.correlation_header, salvaged.correlation_id, static)
         while True:
             request = await self._off_the_loop(partial(self._translate, prompt, headers))
             self._tally.num_prompt_tokens = len(request.prompt_token_ids)

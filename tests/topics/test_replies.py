@@ -123,3 +123,14 @@ def test_the_published_contract_is_current() -> None:
         found = document
         for step in piece.split('"')[0].split("/"):
             found = found[step]
+
+
+def test_headers_of_the_route_stand_on_every_record() -> None:
+    """A chunk, an answer and an error have them, after ours."""
+    ctx = replace(CHAT, static_headers=(("__TypeId__", b"answer"),))
+    chunk = chunk_record(ctx, 0, index=0, text="hi", role_first=True, final=False)
+    answer = final_record(ctx, 1, choices=[Choice(0, "hi", "stop")], usage=USAGE)
+    error = error_record(ctx, 0, code=ErrorCode.DEADLINE_EXCEEDED, message="too late")
+    for record in (chunk, answer, error):
+        assert named(record)["__TypeId__"] == b"answer"
+        assert record[1][-1] == ("__TypeId__", b"answer")

@@ -46,6 +46,14 @@ def test_a_pattern_gives_the_tenant() -> None:
         {"topics": ("a",), "output_topic": "a"},
         {"pattern": "v4.*", "output_topic": "v4.replies"},
         {"topics": ("a",), "colour": "red"},
+        {"topics": ("a",), "reply_headers": {"X-Attempt": "1"}},
+        {"topics": ("a",), "reply_headers": {"kafka_correlationId": "1"}},
+        {"topics": ("a",), "reply_headers": {"kafka_nest-err": "1"}},
+        {"topics": ("a",), "reply_headers": {"two words": "1"}},
+        {"topics": ("a",), "reply_headers": {"empty": ""}},
+        {"topics": ("a",), "reply_headers": {"binary": "\x00"}},
+        {"topics": ("a",), "reply_headers": {"number": 1}},
+        {"topics": ("a",), "reply_headers": {str(name): "1" for name in range(17)}},
     ],
 )
 def test_a_table_that_cannot_work_is_refused(fields: dict[str, object]) -> None:

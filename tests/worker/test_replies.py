@@ -5,6 +5,7 @@ import pytest
 from engine.api import ChatMessage, Delta, FinishReason
 from engine.scripted import ScriptedEngine, scripted_answer
 from topics.replies import ReplyContext
+from topics.routes import Route, RouteTable
 from worker.broker.api import NewTopic
 from worker.clock import SystemClock
 from worker.replies.api import ReplyUndeliverable
@@ -48,6 +49,20 @@ async def test_the_first_token_is_sent_at_once_and_later_ones_together(rig, prom
     replies = rig.replies("r")
     assert len(replies[0].body["choices"][0]["delta"]["content"]) == 1
     assert len(replies) == 9
+
+
+async def test_headers_of_a_route_stand_on_its_answers_and_errors_and_on_no_others(rig, prompt):
+    """Spring's reader finds its type in them, whatever came."""
+    typed = Route(topics=(rig.names.prompts("standard"),), reply_headers={"__TypeId__": "completion"})
+    plain = Route(topics=(rig.names.prompts("bulk"),))
+    for cls in ("standard", "bulk"):
+        await rig.send(prompt(), cls, x_request_id=f"{cls} answer")
+        await rig.send(b"no JSON", cls, x_request_id=f"{cls} error")
+    await rig.serve_all(routes=RouteTable(routes=(typed, plain)))
+    for end in ("answer", "error"):
+        (reply,), (other,) = rig.replies(f"standard {end}"), rig.replies(f"bulk {end}")
+        assert reply.headers["__TypeId__"] == b"completion"
+        assert "__TypeId__" not in other.headers
 
 
 async def test_a_named_topic_and_partition_get_the_replies(rig, prompt):

@@ -34,7 +34,7 @@ SETTINGS_HELP = {
     "from_beginning": "A new group starts with the oldest prompt, not with the next one.",
     "max_replay_age_seconds": "How far back to look for prompts when committed offsets are gone.",
     "reply_prefixes": "Beginnings of the reply topics a prompt may name; those below `prefix` when not given.",
-    "routes": "JSON list of routes: which topics hold prompts, their class, tenant and output topic.",
+    "routes": "JSON list of routes: which topics hold prompts, their class, tenant, output topic, reply_headers.",
     "host": "Address to listen on for health and metrics.",
     "port": "Port of /health, /ready and /live; 0 takes a free one.",
     "metrics_port": "Port of /metrics; 0 takes a free one.",
