@@ -13,13 +13,18 @@ from broker import KafkaServer, missing_tools
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    """A fresh Kafka; skips without Java or Maven unless REQUIRE_KAFKA=1."""
+def kafka_tools() -> None:
+    """Skips without Java or Maven unless REQUIRE_KAFKA=1."""
     if missing := missing_tools():
         reason = f"Kafka needs {' and '.join(missing)}, not found on this machine"
         if os.environ.get("REQUIRE_KAFKA") == "1":
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def kafka(kafka_tools: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """A fresh Kafka."""
     with KafkaServer(tmp_path_factory.mktemp("kafka")) as server:
         yield server
 

@@ -37,6 +37,7 @@ class ErrorCode(StrEnum):
 
 INVALID_REQUEST_ERROR = "invalid_request_error"
 SERVER_ERROR = "server_error"
+RATE_LIMIT_ERROR = "rate_limit_error"
 
 SERVER_CODES = frozenset(
     {
@@ -51,6 +52,8 @@ SERVER_CODES = frozenset(
 
 def error_type(code: str) -> str:
     """OpenAI's error `type` for a code: `server_error` where the client did nothing wrong."""
+    if code == ErrorCode.RATE_LIMITED:
+        return RATE_LIMIT_ERROR
     return SERVER_ERROR if code in SERVER_CODES else INVALID_REQUEST_ERROR
 
 

@@ -82,7 +82,7 @@ class TextCompletion(_Completion):
 
 class ErrorDetail(_Body):
     message: str
-    type: Literal["invalid_request_error", "server_error"]
+    type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
     code: ErrorCode
     param: str | None
 

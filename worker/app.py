@@ -36,6 +36,7 @@ from worker.job_services import JobLimits, JobServices
 from worker.lease import AnsweredBook, parse_done
 from worker.metrics import Metrics
 from worker.offsets import OffsetTracker
+from worker.quotas import Quotas
 from worker.renewing_producer import ResendingProducer
 from worker.replies.producers import ReplyProducers
 from worker.replies.routes import ReplyRoutes
@@ -244,6 +245,7 @@ class WorkerApp:
             cancels=self._cancels,
             identities=Identities(),
             runs=SharedRuns(),
+            quotas=Quotas(settings.tenant_quotas),
             control_topic=names.control,
             clock=self._clock,
             metrics=self._metrics,

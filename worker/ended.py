@@ -1,5 +1,7 @@
 """Ends of a request that are neither the client's text nor the engine's fault."""
 
+import math
+
 from topics.errors import ErrorCode
 
 
@@ -43,3 +45,16 @@ class StreamStalled(RequestEnded):
 
     code = ErrorCode.STREAMING_TIMEOUT
     retriable = True
+
+
+class RateLimited(RequestEnded):
+    """The tenant takes more of this worker than it may."""
+
+    code = ErrorCode.RATE_LIMITED
+
+    def __init__(self, quota: str, *, retry_after_seconds: float | None) -> None:
+        """`quota` is the name of the limit; None: it is smaller than the request, so that waiting does not help."""
+        super().__init__()
+        self.args = (f"the tenant's quota of {quota} is used up",)
+        self.retry_after_ms = None if retry_after_seconds is None else math.ceil(retry_after_seconds * 1000)
+        self.retriable = retry_after_seconds is not None

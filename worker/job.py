@@ -91,9 +91,15 @@ class Job:
 
     async def _answer(self) -> tuple[str, Usage]:
         services, record, envelope = self._services, self._record, self._envelope
+        quotas, tenant, began = services.quotas, envelope.tenant, self._tally.began
         self._destination = await services.routes.resolve(
-            record, envelope.salvaged, envelope.route, envelope.request_id
+            record,
+            envelope.salvaged,
+            envelope.route,
+            envelope.request_id,
+            claim=lambda topic: quotas.reply_topic(tenant, topic, began),
         )
+        quotas.request(tenant, began)
         if self._quarantined:
             raise PromptQuarantined
         headers = parse_headers(record.headers)
@@ -123,7 +129,9 @@ class Job:
             replier = self._replier = self._make_replier(mode, prompt)
             self._leads = runs.lead(key, route)
             if self._leads is not None:
-                usage = await self._generate(self._services.engine.generate(request), watch, replier)
+                longest = len(request.prompt_token_ids) + request.params.n * request.params.max_tokens
+                with self._services.quotas.tokens(envelope.tenant, longest):
+                    usage = await self._generate(self._services.engine.generate(request), watch, replier)
                 return self._tally.finish_reason, usage
             run = runs.running(key)
             if run.route == route:

@@ -9,6 +9,7 @@ from worker.clock import Clock
 from worker.dead_letter import DeadLetters
 from worker.identities import Identities
 from worker.metrics import Metrics
+from worker.quotas import Quotas
 from worker.replies.producers import ReplyProducers
 from worker.replies.routes import ReplyRoutes
 from worker.replies.stream import CoalescePolicy
@@ -53,6 +54,7 @@ class JobServices:
     cancels: CancelBook
     identities: Identities
     runs: SharedRuns
+    quotas: Quotas
     control_topic: str
     clock: Clock
     metrics: Metrics

@@ -3,7 +3,7 @@
 from engine.errors import EngineDeadError, EngineError
 from topics.errors import ErrorCode, InvalidMessage
 from worker.broker.api import BrokerError, MessageTooLargeError
-from worker.ended import RequestEnded
+from worker.ended import RateLimited, RequestEnded
 from worker.replies.api import Failure
 
 
@@ -12,6 +12,9 @@ def failure_of(error: Exception) -> Failure | None:
     match error:
         case InvalidMessage():
             return Failure(error.code, error.message, error.param)
+        case RateLimited():
+            retry = error.retry_after_ms
+            return Failure(error.code, str(error), retriable=error.retriable, retry_after_ms=retry)
         case RequestEnded():
             return Failure(error.code, str(error), error.param, retriable=error.retriable)
         case EngineDeadError():

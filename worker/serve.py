@@ -17,6 +17,7 @@ from worker.clock import SystemClock
 from worker.health import HealthServer
 from worker.metrics import Metrics
 from worker.provision import RECORD_OVERHEAD_BYTES
+from worker.security import security_of
 from worker.settings import Settings
 from worker.stats_log import StatsLog
 
@@ -27,16 +28,13 @@ log = structlog.get_logger(__name__)
 
 
 def build_broker(settings: Settings, *, start_timeout_seconds: float = START_TIMEOUT_SECONDS) -> Broker:
-    """The Kafka cluster of the settings; connects when its clients start, which may take `start_timeout_seconds`."""
-    password = settings.sasl_password
+    """The Kafka cluster of the settings; connects when its clients start, which may take `start_timeout_seconds`.
+
+    Raises StartError for a certificate, key or token provider that cannot be used."""
     return KafkaBroker(
         KafkaConnection(
             settings.bootstrap_servers,
-            security_protocol=settings.security_protocol,
-            sasl_mechanism=settings.sasl_mechanism,
-            sasl_username=settings.sasl_username,
-            sasl_password=None if password is None else password.get_secret_value(),
-            ssl_ca_file=None if settings.tls_ca_file is None else str(settings.tls_ca_file),
+            security=security_of(settings),
             max_message_bytes=settings.max_body_bytes + RECORD_OVERHEAD_BYTES,
             session_timeout_seconds=settings.session_timeout_seconds,
             heartbeat_interval_seconds=min(3.0, settings.session_timeout_seconds / 3),

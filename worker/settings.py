@@ -22,6 +22,8 @@ from topics.routes import Route, RouteTable
 from worker.backpressure import DEFAULT_THRESHOLDS, Backpressure, Thresholds
 from worker.dead_letter import Dialect, Values
 from worker.errors import SettingsError
+from worker.quotas import TenantQuota
+from worker.security import check_security
 from worker.setting_forms import json_like, names, values_by_tenant
 
 ENV_PREFIX = "V4FLASH_"
@@ -67,10 +69,15 @@ class Settings(BaseSettings):
     group_id: str = "v4flash"
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "v4flash"
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = "PLAIN"
     sasl_username: str | None = None
     sasl_password: SecretStr | None = None
+    sasl_oauth_token_file: Path | None = None
+    sasl_oauth_token_provider: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
     tls_ca_file: Path | None = None
+    tls_certificate_file: Path | None = None
+    tls_key_file: Path | None = None
+    tls_key_password: SecretStr | None = None
     session_timeout_seconds: Seconds = 30.0
     from_beginning: bool = True
     max_replay_age_seconds: Seconds = 86_400.0
@@ -104,6 +111,9 @@ class Settings(BaseSettings):
     alone_after: Count = 2
     quarantine_after: Count = 3
     dead_letter_dialect: Dialect = "connect"
+    tenant_quotas: Annotated[
+        dict[str, TenantQuota], json_like('{"acme": {"requests_per_second": 5}, "*": {"concurrent_tokens": 20000}}')
+    ] = Field(default_factory=dict)
     dead_letter_values: Annotated[dict[str, Values], BeforeValidator(values_by_tenant)] = Field(default_factory=dict)
 
     streaming_timeout_ms: Count = 4000
@@ -128,8 +138,7 @@ class Settings(BaseSettings):
         Backpressure(self.thresholds, dwell_seconds=self.backpressure_dwell_seconds)
         self.engine_config()
         self.route_table.check_names(self.names)
-        if "SASL" in self.security_protocol and (self.sasl_username is None or self.sasl_password is None):
-            raise ValueError(f"security_protocol {self.security_protocol} needs sasl_username and sasl_password")
+        check_security(self)
         return self
 
     @classmethod

@@ -99,9 +99,10 @@ class KafkaServer:
             port, controller, behind, proxy = free_ports(4)
             logs = self.folder / "logs"
             ports = {"port": port, "controller": controller, "behind_proxy": behind, "proxy": proxy}
-            config.write_text(CONFIG.format(logs=logs, **ports))
+            config.write_text(self._changed(CONFIG.format(logs=logs, **ports)))
             cluster_id = self._java("kafka.tools.StorageTool", "random-uuid").strip().splitlines()[-1]
-            self._java("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(config))
+            format_storage = ("format", "-t", cluster_id, "-c", str(config), *self._format_arguments())
+            self._java("kafka.tools.StorageTool", *format_storage)
         settings = dict(line.split("=", 1) for line in config.read_text().splitlines())
         listeners = [dict(part.split("://") for part in settings[name].split(",")) for name in LISTENERS]
         self.bootstrap_servers = listeners[1]["PLAINTEXT"]
@@ -118,6 +119,14 @@ class KafkaServer:
         except BaseException:
             self.stop()
             raise
+
+    def _changed(self, config: str) -> str:
+        """The configuration that is used, for a subclass to add to."""
+        return config
+
+    def _format_arguments(self) -> list[str]:
+        """Further arguments of the storage's format."""
+        return []
 
     def kill(self) -> None:
         """SIGKILL; what it had acknowledged is in the page cache."""

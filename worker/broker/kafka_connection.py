@@ -1,14 +1,12 @@
 """How to reach a Kafka cluster: addresses, security, time limits, and the mapping of its errors to ours."""
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aiokafka import errors
-from aiokafka.helpers import create_ssl_context
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from worker.broker.api import (
@@ -19,6 +17,7 @@ from worker.broker.api import (
     ProducerWedgedError,
     TopicNotAvailableError,
 )
+from worker.broker.kafka_security import KafkaSecurity
 
 T = TypeVar("T")
 
@@ -29,11 +28,7 @@ class KafkaConnection:
 
     bootstrap_servers: str
     client_id: str = "v4flash"
-    security_protocol: str = "PLAINTEXT"
-    sasl_mechanism: str = "PLAIN"
-    sasl_username: str | None = None
-    sasl_password: str | None = field(default=None, repr=False)
-    ssl_ca_file: str | None = None
+    security: KafkaSecurity = field(default_factory=KafkaSecurity)
     max_message_bytes: int = 4 * 1024 * 1024 + 65_536
     session_timeout_seconds: float = 30.0
     heartbeat_interval_seconds: float = 3.0
@@ -46,17 +41,10 @@ class KafkaConnection:
 
     def client_arguments(self) -> dict[str, Any]:
         """Arguments that every aiokafka client takes."""
-        context: ssl.SSLContext | None = None
-        if self.security_protocol.endswith("SSL"):
-            context = create_ssl_context(cafile=self.ssl_ca_file)
         return {
             "bootstrap_servers": self.bootstrap_servers,
             "client_id": self.client_id,
-            "security_protocol": self.security_protocol,
-            "sasl_mechanism": self.sasl_mechanism,
-            "sasl_plain_username": self.sasl_username,
-            "sasl_plain_password": self.sasl_password,
-            "ssl_context": context,
+            **self.security.client_arguments(),
             "request_timeout_ms": int(self.request_timeout_seconds * 1000),
             "metadata_max_age_ms": int(self.metadata_max_age_seconds * 1000),
         }

@@ -30,6 +30,7 @@ class Failure:
     message: str
     param: str | None = None
     retriable: bool = False
+    retry_after_ms: int | None = None
     usage: Usage | None = None
 
 

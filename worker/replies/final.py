@@ -96,5 +96,6 @@ def failure_record(context: ReplyContext, seq: int, failure: Failure, answer: An
         message=failure.message,
         param=failure.param,
         retriable=failure.retriable,
+        retry_after_ms=failure.retry_after_ms,
         usage=_spent(failure, answer),
     )

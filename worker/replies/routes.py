@@ -1,7 +1,7 @@
 """Where the replies of a request go: the topic it names, the shared topic, or a topic of its own made on demand."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
@@ -44,9 +44,18 @@ class ReplyRoutes:
         topic = route.output_topic or self._names.replies
         return Destination(topic, record.key or headers.correlation_id or request_id.encode("utf-8", "replace"))
 
-    async def resolve(self, record: Record, headers: RequestHeaders, route: Route, request_id: str) -> Destination:
-        """Raises InvalidMessage (`invalid_reply_topic`) for what may not be written or is not there, and
-        ReplyUndeliverable when the broker does not say, or refuses to make the topic."""
+    async def resolve(
+        self,
+        record: Record,
+        headers: RequestHeaders,
+        route: Route,
+        request_id: str,
+        *,
+        claim: Callable[[str], None] = lambda topic: None,
+    ) -> Destination:
+        """`claim` is told of a topic that is not ours before anything is done with it, and may raise. Raises
+        InvalidMessage (`invalid_reply_topic`) for what may not be written or is not there, and ReplyUndeliverable
+        when the broker does not say, or refuses to make the topic."""
         default = self.default(record, headers, route, request_id)
         header = headers.reply_topic_header
         if headers.reply_topic is None or header is None:
@@ -54,6 +63,8 @@ class ReplyRoutes:
         topic = validate_reply_topic(
             headers.reply_topic, header=header, allowed_prefixes=self._allowed, forbidden=self._forbidden
         )
+        if topic not in (self._names.replies, default.topic):
+            claim(topic)
         count = await self._looked_up(topic, may_create=topic == self._names.reply_for(request_id))
         if count is None:
             raise refused_reply_topic(header, "does not exist")
