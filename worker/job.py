@@ -22,7 +22,7 @@ from worker.deadline import deadline_of
 from worker.ended import PromptQuarantined, RequestCancelled, RequestIdConflict, StreamStalled
 from worker.envelope import Envelope
 from worker.job_services import JobServices
-from worker.logs import bound_request
+from worker.logs import bound_request, frames_of
 from worker.outcome import failure_of
 from worker.replies.api import Failure, Replier, ReplyUndeliverable
 from worker.replies.final import FinalReplier
@@ -229,7 +229,7 @@ class Job:
         if failure is None:
             raise error
         if failure.code is ErrorCode.INTERNAL_ERROR:
-            log.error("request failed", exc_info=error)
+            log.error("request failed", error=type(error).__name__, where=frames_of(error))
         if isinstance(error, StreamStalled):
             self._services.metrics.stream_timeout("engine")
         self._services.metrics.error(str(failure.code))

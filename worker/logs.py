@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -35,6 +36,17 @@ def configure_logs(level: str = "info", *, log_format: str = "auto", stream: Tex
         )
     )
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[libraries])
+
+
+def frames_of(error: BaseException) -> str:
+    """Where an unexpected error came from, and of what kind it and its causes are. Their own words are left out: where
+    a prompt is at hand they may quote it."""
+    told = []
+    cause: BaseException | None = error
+    while cause is not None:
+        told.append("".join(traceback.format_tb(cause.__traceback__)) + type(cause).__name__)
+        cause = cause.__cause__ or cause.__context__
+    return "\n".join(told)
 
 
 @contextmanager

@@ -67,6 +67,23 @@ async def answer(engine: Engine, *, max_tokens: int = 8, name: str = "r", **fiel
     return text, reason
 
 
+async def test_a_tenant_never_reads_a_prefix_of_another_one() -> None:
+    """The same prompt again is read from the cache by the tenant that brought it, and by nobody else."""
+    engine = Engine(loader(GatedRunner()))
+    await engine.start()
+
+    async def cached_tokens(tenant: str, number: int) -> int:
+        request = GenerateRequest(f"{tenant}-{number}", tuple(range(20)), SamplingParams(max_tokens=1), tenant=tenant)
+        return [delta.usage.cached_tokens async for delta in engine.generate(request) if delta.usage][0]
+
+    assert await cached_tokens("acme", 1) == 0
+    assert await cached_tokens("acme", 2) == 16
+    assert await cached_tokens("other", 1) == 0
+    assert await cached_tokens("", 1) == 0
+    assert await cached_tokens("other", 2) == 16
+    await engine.close()
+
+
 async def test_a_started_engine_answers_and_ends_its_thread() -> None:
     """The way through inbox, thread and back; after `close` nobody is served."""
     engine = Engine(loader(GatedRunner()))
