@@ -74,7 +74,8 @@ async def test_a_tenant_never_reads_a_prefix_of_another_one() -> None:
 
     async def cached_tokens(tenant: str, number: int) -> int:
         request = GenerateRequest(f"{tenant}-{number}", tuple(range(20)), SamplingParams(max_tokens=1), tenant=tenant)
-        return [delta.usage.cached_tokens async for delta in engine.generate(request) if delta.usage][0]
+        usages = [delta.usage async for delta in engine.generate(request) if delta.usage is not None]
+        return usages[-1].cached_tokens
 
     assert await cached_tokens("acme", 1) == 0
     assert await cached_tokens("acme", 2) == 16
