@@ -105,6 +105,7 @@ class EngineStats:
     preemptions_total: int = 0
     evictions_total: int = 0
     steps_total: int = 0
+    interrupts_total: int = 0
     busy_seconds_total: float = 0.0
     prefill_seconds_total: float = 0.0
     decode_seconds_total: float = 0.0

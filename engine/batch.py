@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from engine.sampling_params import SamplingParams
 
+Layers = tuple[int, int]
+"""A segment of a step: the layers from the first number to before the second."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRow:
@@ -23,9 +26,11 @@ class ScheduledRow:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """Rows of one step; order matters, since a row may read blocks that an earlier row writes."""
+    """Rows of one step; order matters, since a row may read blocks that an earlier row writes. `batch_id` tells the
+    batches apart that are on the device at one time."""
 
     rows: list[ScheduledRow] = field(default_factory=list)
+    batch_id: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Sizes of the engine. Counts are `num_`, limits `max_`; a block is `block_size` tokens of KV cache."""
+    """Sizes of the engine. Counts are `num_`, limits `max_`; a block is `block_size` tokens of KV cache.
+    With `enable_interrupts` urgent prefill may run inside a step, between two of its segments."""
 
     block_size: int = 16
     num_blocks: int = 2048
@@ -14,6 +15,7 @@ class EngineConfig:
     max_model_len: int = 2048
     prefill_chunk_size: int = 512
     enable_prefix_caching: bool = True
+    enable_interrupts: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -2,11 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from engine.api import EngineStats, FinishReason
-from engine.batch import SampledRow, ScheduledBatch
+from engine.batch import Layers, SampledRow, ScheduledBatch
 from engine.cache.manager import KVCacheManager
 from engine.config import EngineConfig
 from engine.errors import CacheCapacityError, ContextLengthExceededError, InvalidRequestError
@@ -18,16 +19,30 @@ _log = logging.getLogger(__name__)
 
 
 class ModelRunner(Protocol):
-    """Runs a batch in three calls; the batch is plain picklable data."""
+    """Runs a batch in segments, then samples; the batch is plain picklable data. Between two segments of one batch
+    another one may run, from its first segment to `collect`."""
 
-    def launch(self, batch: ScheduledBatch) -> None:
-        """Start the forward pass of all rows."""
+    def segments(self, batch: ScheduledBatch) -> Sequence[Layers]:
+        """The pieces in which this device runs the batch, in order; a single one where it must not be split."""
+
+    def launch(self, batch: ScheduledBatch, layers: Layers) -> None:
+        """Start one segment of the forward pass of all rows. A batch that raised is not asked for again."""
 
     def sample(self) -> None:
         """Choose a token for every row that asks for one."""
 
     def collect(self) -> list[SampledRow]:
         """Wait for and return the chosen tokens, in row order."""
+
+
+class Door(Protocol):
+    """The way to and from the core's owner while a step runs."""
+
+    def look(self) -> None:
+        """Run the commands that have arrived on the core (`add`, `abort`); called between two segments."""
+
+    def publish(self, result: StepResult) -> None:
+        """Take what a step inside the step has given, at once."""
 
 
 class EngineCore:
@@ -51,6 +66,9 @@ class EngineCore:
         self._clock = clock
         self._check = check
         self._requests: dict[str, Request] = {}
+        self._in_flight: frozenset[str] = frozenset()
+        self._zombies: list[str] = []
+        self._num_interrupts = 0
         self._num_steps = self._num_generated = self._num_prompt = self._num_cached = 0
         self._busy = self._prefill = self._decode = 0.0
 
@@ -84,7 +102,11 @@ class EngineCore:
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
-        """End a request between two steps; unknown ids are ignored (it may just have finished)."""
+        """End a request; unknown ids are ignored (it may just have finished). One that is in the step that runs keeps
+        its blocks until the step has ended."""
+        if request_id in self._in_flight:
+            self._zombies.append(request_id)
+            return
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.scheduler.finish(request, FinishReason.ABORT)
@@ -95,27 +117,66 @@ class EngineCore:
         if request is not None and request in self.scheduler.running:
             self.scheduler.preempt(request)
 
-    def step(self) -> StepResult:
-        """Run one batch. A failure of the runner ends only the request that fails alone."""
-        started = self._clock()
-        batch = self.scheduler.schedule(started)
+    def step(self, door: Door | None = None) -> StepResult:
+        """Run one batch. A failure of the runner ends only the request that fails alone.
+
+        Urgent requests that come in by the door while the step runs get their first token inside it: the step stops
+        between two segments, and then goes on as if nothing had been.
+        """
+        batch = self.scheduler.schedule(self._clock())
         if not batch.rows:
             return StepResult()
-        try:
-            self.runner.launch(batch)
-            self.runner.sample()
-            sampled = self.runner.collect()
-        except Exception as error:  # whatever a model raises: the requests are run alone to find the one at fault
-            _log.exception("a step of %d requests failed", len(batch.rows))
+        self._in_flight = frozenset(row.request_id for row in batch.rows)
+        result = self._run(batch, door if self.config.enable_interrupts else None)
+        self._in_flight = frozenset()
+        while self._zombies:
+            self.abort(self._zombies.pop())
+        return result
+
+    def _run(self, batch: ScheduledBatch, door: Door | None) -> StepResult:
+        began, seconds_inside = self._clock(), 0.0
+        error: Exception | None = None
+        for layers in self.runner.segments(batch):
+            if layers[0] and door is not None:
+                seconds_inside += self._interrupt(batch, door)
+            error = self._attempt(batch, partial(self.runner.launch, batch, layers))
+            if error is not None:
+                break
+        error = error or self._attempt(batch, self.runner.sample)
+        sampled: list[SampledRow] = []
+        error = error or self._attempt(batch, lambda: sampled.extend(self.runner.collect()))
+        if error is not None:
             result = self.scheduler.discard(batch, f"the step failed: {type(error).__name__}")
         else:
             result = self.scheduler.update(batch, sampled)
-            self._count(batch, result, self._clock() - started)
+            self._count(batch, result, self._clock() - began - seconds_inside)
         for request in result.finished:
             self._requests.pop(request.request_id, None)
         if self._check:
             self.scheduler.check()
         return result
+
+    @staticmethod
+    def _attempt(batch: ScheduledBatch, call: Callable[[], None]) -> Exception | None:
+        try:
+            call()
+        except Exception as error:  # whatever a model raises: the requests are run alone to find the one at fault
+            _log.exception("a step of %d requests failed", len(batch.rows))
+            return error
+        return None
+
+    def _interrupt(self, parked: ScheduledBatch, door: Door) -> float:
+        """Run what urgent requests need for their first token inside the parked step; returns the seconds it took."""
+        door.look()
+        if not self.scheduler.wants_to_interrupt:
+            return 0.0
+        began = self._clock()
+        batch = self.scheduler.interrupt(parked, began)
+        if batch.rows:
+            self._num_interrupts += 1
+            door.publish(self._run(batch, None))
+        self.scheduler.resume()
+        return self._clock() - began
 
     def _count(self, batch: ScheduledBatch, result: StepResult, seconds: float) -> None:
         self.step_times.observe(batch.num_tokens, seconds)
@@ -146,6 +207,7 @@ class EngineCore:
             preemptions_total=scheduler.num_preemptions,
             evictions_total=pool.num_evictions,
             steps_total=self._num_steps,
+            interrupts_total=self._num_interrupts,
             busy_seconds_total=self._busy,
             prefill_seconds_total=self._prefill,
             decode_seconds_total=self._decode,

@@ -28,6 +28,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.request import Request
+from engine.scheduler import StepResult
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 
@@ -87,7 +88,7 @@ class Engine:
         self._streams: dict[str, tuple[_Stream, _Choice]] = {}
         self._stats = EngineStats()
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._ending = False
 
     @property
     def model(self) -> ModelInfo:
@@ -249,19 +250,10 @@ class Engine:
 
     def _run(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
         """The engine thread: take commands, step, hand the outputs over."""
+        door = _Door(self, loop, core)
         try:
             while self._take_commands(loop, core):
-                result = core.step()
-                ended = {request.request_id: request for request in result.finished}
-                progress = [
-                    _Progress(r.request_id, token, r.finish_reason, None, r.num_cached_tokens)
-                    for r, token in result.advanced
-                ]
-                progress += [
-                    _Progress(request_id, None, ended[request_id].finish_reason, EngineError(error), 0)
-                    for request_id, error in result.errors.items()
-                ]
-                self._hand_over(loop, progress, core.stats())
+                door.publish(core.step(door))
         except Exception as error:  # the thread's last words, it ends here: every stream must hear that it is gone
             _log.exception("the engine thread ended")
             reason = f"the engine thread ended: {type(error).__name__}: {error}"
@@ -269,16 +261,37 @@ class Engine:
 
     def _take_commands(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> bool:
         """Run all commands in the inbox, waiting for one if there is nothing to step; False to end the thread."""
-        while True:
+        while not self._ending:
             try:
                 command = self._inbox.get(block=not core.has_work)
             except queue.Empty:
                 return True
-            if command is None:
-                return False
-            command(core)
+            self._ending = command is None
+            if command is not None:
+                command(core)
             if not core.has_work:
                 self._hand_over(loop, [], core.stats())
+        return False
+
+    def take_arrived(self, core: EngineCore) -> None:
+        """Run the commands that are in the inbox now, in the middle of a step: the thread ends after it."""
+        while not self._inbox.empty() and not self._ending:
+            command = self._inbox.get()
+            self._ending = command is None
+            if command is not None:
+                command(core)
+
+    def publish(self, loop: asyncio.AbstractEventLoop, result: StepResult, stats: EngineStats) -> None:
+        """On the engine thread: tell the readers what a step has done to their requests."""
+        ended = {request.request_id: request for request in result.finished}
+        progress = [
+            _Progress(r.request_id, token, r.finish_reason, None, r.num_cached_tokens) for r, token in result.advanced
+        ]
+        progress += [
+            _Progress(request_id, None, ended[request_id].finish_reason, EngineError(error), 0)
+            for request_id, error in result.errors.items()
+        ]
+        self._hand_over(loop, progress, stats)
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, progress: list[_Progress], stats: EngineStats) -> None:
         self._call(loop, lambda: self._receive(progress, stats))
@@ -310,6 +323,21 @@ class Engine:
             if choice.finish_reason is None:  # whose last token has come is answered still
                 choice.error = EngineDeadError(reason)
             stream.news.set()
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """The core's `Door` to the inbox and the readers of an engine."""
+
+    engine: Engine
+    loop: asyncio.AbstractEventLoop
+    core: EngineCore
+
+    def look(self) -> None:
+        self.engine.take_arrived(self.core)
+
+    def publish(self, result: StepResult) -> None:
+        self.engine.publish(self.loop, result, self.core.stats())
 
 
 def load_engine(

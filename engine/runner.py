@@ -1,12 +1,14 @@
 """Runs a scheduled batch on the model: plain rows to tensors, forward, sample. Decides nothing."""
 
+from collections.abc import Sequence
+
 import numpy
 import torch
 
-from engine.batch import SampledRow, ScheduledBatch, ScheduledRow
+from engine.batch import Layers, SampledRow, ScheduledBatch, ScheduledRow
 from engine.config import EngineConfig
 from engine.inputs import ModelInputs
-from engine.models.layers import Model
+from engine.models.layers import ForwardPass, Model
 from engine.sampler import Sampler, SamplingRow
 
 
@@ -15,18 +17,30 @@ class TorchRunner:
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
         self._model = model
+        self._segments = tuple((layer, layer + 1) for layer in range(model.spec.num_layers))
         self._block_size = config.block_size
         self._cache = model.new_cache(config.num_blocks, config.block_size)
         self._sampler = Sampler(model.spec.vocab_size)
+        self._passes: dict[int, ForwardPass] = {}
         self._rows: list[ScheduledRow] = []
         self._logits = torch.empty(0)
         self._sampled: list[SampledRow] = []
 
+    def segments(self, batch: ScheduledBatch) -> Sequence[Layers]:
+        """One layer each: a call per layer costs a CPU nothing."""
+        return self._segments
+
     @torch.inference_mode()
-    def launch(self, batch: ScheduledBatch) -> None:
-        """Forward pass of all rows; raises whatever the model raises."""
+    def launch(self, batch: ScheduledBatch, layers: Layers) -> None:
+        """Run the layers of one segment for all rows; raises whatever the model raises, and forgets the batch then."""
+        first, last = layers
+        state = self._passes.pop(batch.batch_id) if first else self._model.begin(model_inputs(batch, self._block_size))
+        self._model.advance(state, self._cache, last)
+        if last < self._model.spec.num_layers:
+            self._passes[batch.batch_id] = state
+            return
         self._rows = [row for row in batch.rows if row.sample]
-        self._logits = self._model.forward(model_inputs(batch, self._block_size), self._cache)
+        self._logits = self._model.finish(state)
 
     @torch.inference_mode()
     def sample(self) -> None:

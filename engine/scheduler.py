@@ -48,6 +48,8 @@ class Scheduler:
         self.num_preemptions = 0
         self._tail_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._scheduled: dict[str, int] = {}
+        self._parked: frozenset[str] = frozenset()
+        self._num_batches = 0
 
     def __repr__(self) -> str:
         return f"Scheduler(running={len(self.running)}, waiting={len(self.waiting)}, {self.cache.pool!r})"
@@ -91,8 +93,40 @@ class Scheduler:
                 continue
             budget -= self._schedule_running(request, budget, rows, now)
         if suspect is None or not rows:
-            self._admit(rows, budget, now, only=suspect)
-        return ScheduledBatch(rows)
+            self._admit(rows, budget, now, among=[suspect] if suspect else self.waiting, waits=suspect is None)
+        return self._batch(rows)
+
+    @property
+    def wants_to_interrupt(self) -> bool:
+        """Whether an urgent request that waits, or that has begun inside this step, has no first token yet."""
+        return any(self._may_interrupt(r) for r in self.waiting) or any(
+            self._may_interrupt(r) and r.num_uncomputed_tokens > 1 and r.request_id not in self._scheduled
+            for r in self.running
+        )
+
+    def interrupt(self, parked: ScheduledBatch, now: float) -> ScheduledBatch:
+        """Plan a step inside another one, which stays parked until `resume`: urgent prefill only, first token included.
+
+        The rows of the parked step keep all that they have. An empty batch means that no urgent request finds room.
+        """
+        self._scheduled = {row.request_id: len(row.token_ids) for row in parked.rows}
+        self._parked = frozenset(self._scheduled)
+        self.cache.park_step()
+        self._make_room_for_urgent(now)
+        rows: list[ScheduledRow] = []
+        budget = self.config.max_num_batched_tokens
+        for request in self.policy.order(self.running, now):
+            urgent = self._may_interrupt(request) and request.num_uncomputed_tokens > 1
+            if urgent and request.request_id not in self._parked and self._fits_now(request, budget):
+                budget -= self._schedule_running(request, budget, rows, now)
+        self._admit(rows, budget, now, among=[r for r in self.waiting if self._may_interrupt(r)])
+        return self._batch(rows)
+
+    def resume(self) -> None:
+        """The step that ran inside has ended, or was empty; the parked one goes on."""
+        self.cache.resume_step()
+        self._scheduled = dict.fromkeys(self._parked, 0)
+        self._parked = frozenset()
 
     def update(self, batch: ScheduledBatch, sampled: Iterable[SampledRow]) -> StepResult:
         """The step succeeded: commit its blocks, append its tokens, end what is complete."""
@@ -156,11 +190,13 @@ class Scheduler:
             (r for r in self.running if r.request_id not in self._scheduled), key=lambda r: self.policy.key(r, now)
         )
 
-    def _admit(self, rows: list[ScheduledRow], budget: int, now: float, *, only: Request | None) -> None:
-        for request in [only] if only else self.policy.order(self.waiting, now):
+    def _admit(
+        self, rows: list[ScheduledRow], budget: int, now: float, *, among: Sequence[Request], waits: bool = True
+    ) -> None:
+        for request in self.policy.order(among, now):
             if budget < 1 or request.status is not RequestStatus.WAITING:
                 break
-            if only is None and self._waits(request):
+            if waits and not self._parked and self._waits(request):
                 continue
             if len(self.running) >= self.config.max_num_seqs:
                 break
@@ -179,15 +215,17 @@ class Scheduler:
     def _make_room_for_urgent(self, now: float) -> None:
         """Preempt work of lower classes until the urgent requests that wait have slots and blocks; none in vain."""
         slots_wanted = 0
+        free = [r for r in self.running if r.request_id not in self._parked]
         for request in self.policy.order(self.waiting, now):
             if request.priority is not PriorityClass.URGENT:
                 continue
             slots_wanted += 1
             left, victims = list(self.running), []
             while len(left) + slots_wanted > self.config.max_num_seqs or not self._fits_future_peak(request, left):
-                victim = self.policy.victim_for(request, left, now)
+                victim = self.policy.victim_for(request, free, now)
                 if victim is None:
                     return
+                free.remove(victim)
                 left.remove(victim)
                 victims.append(victim)
             for victim in victims:
@@ -239,6 +277,20 @@ class Scheduler:
             held += private
             peak = max(peak, held + index * -(-remaining // size))
         return peak + len(shared) <= self.config.num_blocks
+
+    @staticmethod
+    def _may_interrupt(request: Request) -> bool:
+        """One whose step has failed has to run alone."""
+        return request.priority is PriorityClass.URGENT and not request.num_failed_steps
+
+    def _fits_now(self, request: Request, budget: int) -> bool:
+        """Whether a running request's next chunk finds its blocks without a victim."""
+        num_new = min(request.num_uncomputed_tokens, self.config.prefill_chunk_size, budget)
+        return self.cache.num_missing_blocks(request, num_new) <= self.cache.pool.num_free
+
+    def _batch(self, rows: list[ScheduledRow]) -> ScheduledBatch:
+        self._num_batches += 1
+        return ScheduledBatch(rows, self._num_batches)
 
     def _row(self, request: Request, num_new: int) -> ScheduledRow:
         start = request.num_computed_tokens

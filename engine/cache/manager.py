@@ -10,7 +10,7 @@ class KVCacheManager:
 
     A block that the coming step fills is PENDING: later rows of the same batch may read it. `commit_step` makes it
     visible to all, `discard_step` makes it unfindable. A hash is *promised* while a request that will write it is still
-    in its prompt.
+    in its prompt. A step may be parked half-way while another one runs: what it has not written yet nobody finds.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
@@ -18,6 +18,8 @@ class KVCacheManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self._pending: list[tuple[Request, int]] = []
+        self._parked: list[tuple[Request, int]] = []
+        self._unwritten: set[int] = set()
         self._promises: dict[BlockHash, str] = {}
         self._promised_by: dict[str, list[BlockHash]] = {}
 
@@ -54,7 +56,7 @@ class KVCacheManager:
             return 0
         for block_hash in self._usable_hashes(request):
             block = self.pool.find(block_hash)
-            if block is None:
+            if block is None or block.block_id in self._unwritten:
                 break
             self.pool.acquire(block)
             request.blocks.append(block)
@@ -95,6 +97,18 @@ class KVCacheManager:
             if index < len(request.blocks):
                 self.pool.discard(request.blocks[index])
         self._pending.clear()
+
+    def park_step(self) -> None:
+        """The step stops half-way and another one runs; `commit_step` and `discard_step` are then of that one."""
+        assert not self._parked, "a step is parked already"
+        self._parked, self._pending = self._pending, []
+        self._unwritten = {request.blocks[index].block_id for request, index in self._parked}
+
+    def resume_step(self) -> None:
+        """The parked step goes on."""
+        self._parked, self._pending = self._pending, self._parked
+        assert not self._parked, "the step that ran between has not ended"
+        self._unwritten.clear()
 
     def release(self, request: Request) -> None:
         """Give up all blocks and promises of a request; never in the middle of a step that writes them."""

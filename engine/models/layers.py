@@ -10,6 +10,8 @@ from torch import Tensor
 from engine.errors import ModelLoadError
 from engine.inputs import ModelInputs
 from engine.models.rotation import CheckpointRotation
+from kernels.api import AttentionPlan
+from kernels.rows import Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,31 @@ class ModelSpec:
     eos_token_ids: frozenset[int]
 
 
+@dataclass(slots=True)
+class ForwardPass:
+    """A forward pass between two layers: the rows of a batch as the layers before `next_layer` left them."""
+
+    inputs: ModelInputs
+    plan: AttentionPlan
+    residual: Tensor  # [T, E] float32
+    delta: Product | None = None  # of the last layer, not yet added to the residual
+    next_layer: int = 0
+
+
 class Model(Protocol):
+    """`forward` is `begin`, `advance` to the last layer and `finish`; other passes may run between those calls."""
+
     spec: ModelSpec
 
     def new_cache(self, num_blocks: int, block_size: int) -> Tensor: ...
 
     def forward(self, inputs: ModelInputs, cache: Tensor) -> Tensor: ...
+
+    def begin(self, inputs: ModelInputs) -> ForwardPass: ...
+
+    def advance(self, state: ForwardPass, cache: Tensor, last_layer: int) -> None: ...
+
+    def finish(self, state: ForwardPass) -> Tensor: ...
 
 
 class Weights:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from engine.device import zeros
 from engine.inputs import ModelInputs
-from engine.models.layers import Weights, rotary_tables, spec_from_config
+from engine.models.layers import ForwardPass, Weights, rotary_tables, spec_from_config
 from engine.models.rotation import CheckpointRotation
 from engine.models.weight_mode import WeightMode
 from kernels.api import AttentionPlan, HeadNorms, Kernels, Linear
-from kernels.rows import Product, dense
+from kernels.rows import dense
 
 
 @dataclass(slots=True)
@@ -97,19 +97,33 @@ class LlamaForCausalLM:
 
     def forward(self, inputs: ModelInputs, cache: Tensor) -> Tensor:
         """Logits [R, V] of the wanted rows; the cache gains the KV of all T tokens."""
-        kernels, eps = self._kernels, self.spec.rms_norm_eps
-        plan = self._plan(inputs)
-        residual = self._embedding[inputs.token_ids].float()
-        delta: Product | None = None
-        for index, layer in enumerate(self._layers):
-            rows = kernels.add_rms_norm(residual, delta, layer.input_norm, eps, layer.qkv.row_format)
+        state = self.begin(inputs)
+        self.advance(state, cache, self.spec.num_layers)
+        return self.finish(state)
+
+    def begin(self, inputs: ModelInputs) -> ForwardPass:
+        """A pass in front of the first layer."""
+        return ForwardPass(inputs, self._plan(inputs), self._embedding[inputs.token_ids].float())
+
+    def advance(self, state: ForwardPass, cache: Tensor, last_layer: int) -> None:
+        """Run the layers that are left before `last_layer`; the cache gains their KV of all T tokens."""
+        kernels, eps, plan, residual = self._kernels, self.spec.rms_norm_eps, state.plan, state.residual
+        for index in range(state.next_layer, last_layer):
+            layer = self._layers[index]
+            rows = kernels.add_rms_norm(residual, state.delta, layer.input_norm, eps, layer.qkv.row_format)
             query = kernels.rotary_write_kv(layer.qkv(rows), layer.head_norms, cache, index, plan)
             attended = kernels.attention(query, cache, index, plan).flatten(1)
             rows = kernels.add_rms_norm(residual, layer.out(attended), layer.post_norm, eps, layer.gate_up.row_format)
-            delta = layer.down(kernels.silu_mul(layer.gate_up(rows), layer.down.row_format))
-        wanted = inputs.logit_rows
-        last = None if delta is None else delta[wanted]
-        rows = kernels.add_rms_norm(residual[wanted], last, self._norm, eps, self._head.row_format)
+            state.delta = layer.down(kernels.silu_mul(layer.gate_up(rows), layer.down.row_format))
+        state.next_layer = last_layer
+
+    def finish(self, state: ForwardPass) -> Tensor:
+        """Logits [R, V] of the wanted rows, once the last layer has run."""
+        wanted = state.inputs.logit_rows
+        last = None if state.delta is None else state.delta[wanted]
+        rows = self._kernels.add_rms_norm(
+            state.residual[wanted], last, self._norm, self.spec.rms_norm_eps, self._head.row_format
+        )
         return dense(self._head(rows)).float()
 
     def _plan(self, inputs: ModelInputs) -> AttentionPlan:

@@ -5,15 +5,17 @@ import random
 import pytest
 
 from engine.api import FinishReason, PriorityClass
-from engine.batch import SampledRow, ScheduledBatch
+from engine.batch import Layers, SampledRow, ScheduledBatch
 from engine.cache.block import root_hash
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import CacheCapacityError, ContextLengthExceededError
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.scheduler import StepResult
 
 VOCABULARY = 97
+LAYERS = 3
 ROOT = root_hash(tenant="", model_digest="test", layout_id="test")
 
 
@@ -37,16 +39,20 @@ class CacheCheckingRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         self.size = config.block_size
-        self.cells: list[int | None] = [None] * (config.num_blocks * config.block_size)
+        self.cells: list[list[int | None]] = [[None] * (config.num_blocks * config.block_size) for _ in range(LAYERS)]
         self.fail_on: set[str] = set()
         self.fail_steps = 0
         self.batch = ScheduledBatch()
 
-    def launch(self, batch: ScheduledBatch) -> None:
+    def segments(self, batch: ScheduledBatch) -> list[Layers]:
+        return [(layer, layer + 1) for layer in range(LAYERS)]
+
+    def launch(self, batch: ScheduledBatch, layers: Layers) -> None:
         self.batch = batch
+        cells = self.cells[layers[0]]
         for row in batch.rows:
             for position, token in enumerate(row.token_ids, start=row.start):
-                self.cells[row.block_table[position // self.size] * self.size + position % self.size] = token
+                cells[row.block_table[position // self.size] * self.size + position % self.size] = token
         if self.fail_steps or any(row.request_id in self.fail_on for row in batch.rows):
             self.fail_steps = max(0, self.fail_steps - 1)
             raise RuntimeError("made to fail")
@@ -59,10 +65,34 @@ class CacheCheckingRunner:
         for row in self.batch.rows:
             if row.sample:
                 length = row.start + len(row.token_ids)
-                read = [self.cells[row.block_table[p // self.size] * self.size + p % self.size] for p in range(length)]
+                slots = [row.block_table[p // self.size] * self.size + p % self.size for p in range(length)]
+                read = [cells[slot] for slot in slots for cells in self.cells]
                 assert None not in read
-                sampled.append(SampledRow(row.request_id, next_token([t for t in read if t is not None])))
+                assert all(len(set(read[i : i + LAYERS])) == 1 for i in range(0, len(read), LAYERS)), "half a token"
+                sampled.append(SampledRow(row.request_id, next_token([t for t in read[::LAYERS] if t is not None])))
         return sampled
+
+
+class RandomDoor:
+    """Between two layers urgent requests come in, and anything may be aborted."""
+
+    def __init__(self, core: EngineCore, rng: random.Random, alive: dict[str, Request]) -> None:
+        self.core, self.rng, self.alive = core, rng, alive
+        self.results: list[StepResult] = []
+        self.num_looks = 0
+
+    def look(self) -> None:
+        self.num_looks += 1
+        if self.rng.random() < 0.1:
+            prompt = tuple(self.rng.randrange(VOCABULARY) for _ in range(self.rng.randrange(1, 12)))
+            urgent = request(f"u{self.num_looks}", prompt, self.rng.randrange(1, 4), priority=PriorityClass.URGENT)
+            self.core.add(urgent)
+            self.alive[urgent.request_id] = urgent
+        if self.rng.random() < 0.03 and self.alive:
+            self.core.abort(self.alive.pop(self.rng.choice(list(self.alive))).request_id)
+
+    def publish(self, result: StepResult) -> None:
+        self.results.append(result)
 
 
 def request(name: str, prompt: tuple[int, ...], max_tokens: int = 8, **fields: object) -> Request:
@@ -100,6 +130,7 @@ def test_random_add_step_abort_preempt_evict_and_failures_keep_every_answer_righ
     core, runner = make_core()
     stems = [tuple(rng.randrange(VOCABULARY) for _ in range(20)) for _ in range(3)]
     alive: dict[str, Request] = {}
+    door = RandomDoor(core, rng, alive)
     num_finished = 0
     for event in range(2_000):
         kind = rng.random()
@@ -124,12 +155,12 @@ def test_random_add_step_abort_preempt_evict_and_failures_keep_every_answer_righ
         elif kind < 0.42:
             runner.fail_steps = 1
         core.scheduler.check()
-        result = core.step()
-        assert not any(status for status in result.errors if status not in alive)
-        for finished in result.finished:
-            del alive[finished.request_id]
+        door.results = []
+        door.publish(core.step(door))
+        for finished in (request for result in door.results for request in result.finished):
+            aborted = alive.pop(finished.request_id, None) is None
             if finished.finish_reason is FinishReason.LENGTH:
-                num_finished += 1
+                num_finished += not aborted
                 assert finished.output_token_ids == expected(finished.prompt_token_ids, finished.params.max_tokens)
     for finished in run(core).values():
         assert finished.output_token_ids == expected(finished.prompt_token_ids, finished.params.max_tokens)
@@ -137,6 +168,7 @@ def test_random_add_step_abort_preempt_evict_and_failures_keep_every_answer_righ
     core.scheduler.check()
     assert core.cache.pool.num_used == 0
     assert num_finished > 50
+    assert core.stats().interrupts_total > 50
 
 
 def test_a_failing_request_fails_alone_and_its_readers_go_on() -> None:
@@ -230,3 +262,60 @@ def test_after_a_failed_step_everybody_ends_although_all_together_outgrow_the_ca
         r.request_id: expected(r.prompt_token_ids, 40) for r in done.values()
     }
     assert len(done) == 3
+
+
+class OneArrival:
+    """Hands one urgent request in when the first layer of a step has run, and remembers what came out inside it."""
+
+    def __init__(self, core: EngineCore, arrival: Request) -> None:
+        self.core, self.arrival = core, arrival
+        self.inside: list[str] = []
+        self.added = False
+
+    def look(self) -> None:
+        if not self.added:
+            self.added = True
+            self.core.add(self.arrival)
+
+    def publish(self, result: StepResult) -> None:
+        self.inside += [request.request_id for request, _ in result.advanced]
+
+
+def test_an_urgent_request_that_comes_in_the_middle_of_a_step_has_its_first_token_before_the_step_ends() -> None:
+    """And shares nothing with what the parked step has half written; later tokens come with everybody's."""
+    core, _ = make_core(num_blocks=64, max_num_batched_tokens=64)
+    prompt = tuple(range(16))
+    core.add(request("bulk", prompt, priority=PriorityClass.BULK))
+    door = OneArrival(core, request("urgent", (*prompt, 90), 4, priority=PriorityClass.URGENT))
+    result = core.step(door)
+    assert door.inside == ["urgent"]
+    assert [r.request_id for r, _ in result.advanced] == ["bulk"]
+    assert door.arrival.num_cached_tokens == 0
+    done = run(core)
+    assert done["urgent"].output_token_ids == expected((*prompt, 90), 4)
+    assert done["bulk"].output_token_ids == expected(prompt, 8)
+
+
+def test_a_request_aborted_in_the_step_that_runs_keeps_its_blocks_until_the_step_has_ended() -> None:
+    """Otherwise an urgent request inside the step would write where its rows are still written to."""
+    core, _ = make_core(max_num_batched_tokens=64)
+
+    class Aborting(OneArrival):
+        def look(self) -> None:
+            self.core.abort("bulk")
+            super().look()
+
+    core.add(request("bulk", tuple(range(16)), priority=PriorityClass.BULK))
+    door = Aborting(core, request("urgent", (90, 91), 1, priority=PriorityClass.URGENT))
+    core.step(door)
+    assert door.inside == ["urgent"]
+    assert not core.has_work and core.cache.pool.num_used == 0
+
+
+def test_without_interrupts_an_urgent_request_waits_for_the_end_of_the_step() -> None:
+    """The setting that turns them off does so."""
+    core, _ = make_core(enable_interrupts=False)
+    core.add(request("bulk", tuple(range(16)), priority=PriorityClass.BULK))
+    door = OneArrival(core, request("urgent", (90, 91), 1, priority=PriorityClass.URGENT))
+    core.step(door)
+    assert door.inside == []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from engine.api import FinishReason, GenerateRequest, ModelInfo
-from engine.batch import SampledRow, ScheduledBatch
+from engine.batch import Layers, SampledRow, ScheduledBatch
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.engine import Engine, LoadedModel
@@ -34,7 +34,10 @@ class GatedRunner:
         self.failure: Exception | None = None
         self.batch = ScheduledBatch()
 
-    def launch(self, batch: ScheduledBatch) -> None:
+    def segments(self, batch: ScheduledBatch) -> list[Layers]:
+        return [(0, 1)]
+
+    def launch(self, batch: ScheduledBatch, layers: Layers) -> None:
         self.gate.wait(10)
         if self.failure is not None:
             raise self.failure

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.api import PriorityClass
 from engine.cache.block import root_hash
 from engine.checkpoint.bundled import bundled_model_path
 from engine.config import EngineConfig
@@ -14,6 +15,7 @@ from engine.models.layers import Model
 from engine.request import Request
 from engine.runner import TorchRunner
 from engine.sampling_params import SamplingParams
+from engine.scheduler import StepResult
 from engine.text.tokenizer import load_tokenizer
 
 TIE = 1e-3  # two best logits closer than this are a coin toss between correct engines
@@ -115,3 +117,44 @@ def test_tokens_do_not_depend_on_how_they_were_computed(
             assert is_tie(model, [*prompt, *theirs[:same]]), f"tokens differ at {same} and it is no tie"
             num_ties += 1
     assert num_ties <= 1
+
+
+class EveryLayerDoor:
+    """Hands in an urgent prompt of its own between any two layers of any step."""
+
+    def __init__(self, core: EngineCore, prompt: tuple[int, ...]) -> None:
+        self.core, self.prompt = core, prompt
+        self.num_added, self.num_answered = 0, 0
+
+    def look(self) -> None:
+        self.num_added += 1
+        params = SamplingParams(max_tokens=1, temperature=0)
+        prompt = (self.num_added, *self.prompt)
+        self.core.add(Request(f"u{self.num_added}", prompt, params, ROOT, priority=PriorityClass.URGENT))
+
+    def publish(self, result: StepResult) -> None:
+        self.num_answered += len(result.finished)
+
+
+@pytest.mark.model
+def test_a_step_that_is_interrupted_at_every_layer_goes_on_bit_for_bit(
+    model: Model, prompts: list[tuple[int, ...]]
+) -> None:
+    """Tokens and their log probabilities are the very same numbers as without the urgent prompts that ran inside."""
+    config = EngineConfig(block_size=8, num_blocks=128, max_num_seqs=8, max_num_batched_tokens=64)
+    params = SamplingParams(max_tokens=2, temperature=0, logprobs=3)
+    outcomes = []
+    for interrupted in (False, True):
+        core = EngineCore(config, TorchRunner(model, config), check=True)
+        door = EveryLayerDoor(core, prompts[-1][:2]) if interrupted else None
+        for index, prompt in enumerate(prompts[:2]):
+            core.add(Request(str(index), prompt, params, ROOT))
+        rows = []
+        num_steps = 0
+        while core.has_work:
+            num_steps += 1
+            rows += [(r.request_id, token) for r, token in core.step(door).advanced]
+        if door is not None:
+            assert door.num_added == door.num_answered == num_steps * (model.spec.num_layers - 1)
+        outcomes.append(rows)
+    assert outcomes[0] == outcomes[1]

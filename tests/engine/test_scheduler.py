@@ -1,7 +1,7 @@
 """Who runs, who waits and who gives way, on a core whose runner needs no model."""
 
 from engine.api import FinishReason, PriorityClass
-from engine.batch import SampledRow, ScheduledBatch
+from engine.batch import Layers, SampledRow, ScheduledBatch
 from engine.cache.block import root_hash
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -19,7 +19,10 @@ class OneTokenRunner:
         self.fail_steps = 0
         self.batch = ScheduledBatch()
 
-    def launch(self, batch: ScheduledBatch) -> None:
+    def segments(self, batch: ScheduledBatch) -> list[Layers]:
+        return [(0, 1)]
+
+    def launch(self, batch: ScheduledBatch, layers: Layers) -> None:
         self.batch = batch
         if self.fail_steps:
             self.fail_steps -= 1
