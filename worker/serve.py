@@ -27,20 +27,23 @@ START_TIMEOUT_SECONDS = 60.0
 log = structlog.get_logger(__name__)
 
 
-def build_broker(settings: Settings, *, start_timeout_seconds: float = START_TIMEOUT_SECONDS) -> Broker:
-    """The Kafka cluster of the settings; connects when its clients start, which may take `start_timeout_seconds`.
+def kafka_connection(settings: Settings, *, start_timeout_seconds: float = START_TIMEOUT_SECONDS) -> KafkaConnection:
+    """How to reach the cluster of the settings; starting a client may take `start_timeout_seconds`.
 
     Raises StartError for a certificate, key or token provider that cannot be used."""
-    return KafkaBroker(
-        KafkaConnection(
-            settings.bootstrap_servers,
-            security=security_of(settings),
-            max_message_bytes=settings.max_body_bytes + RECORD_OVERHEAD_BYTES,
-            session_timeout_seconds=settings.session_timeout_seconds,
-            heartbeat_interval_seconds=min(3.0, settings.session_timeout_seconds / 3),
-            start_timeout_seconds=start_timeout_seconds,
-        )
+    return KafkaConnection(
+        settings.bootstrap_servers,
+        security=security_of(settings),
+        max_message_bytes=settings.max_body_bytes + RECORD_OVERHEAD_BYTES,
+        session_timeout_seconds=settings.session_timeout_seconds,
+        heartbeat_interval_seconds=min(3.0, settings.session_timeout_seconds / 3),
+        start_timeout_seconds=start_timeout_seconds,
     )
+
+
+def build_broker(settings: Settings, *, start_timeout_seconds: float = START_TIMEOUT_SECONDS) -> Broker:
+    """The Kafka cluster of the settings; connects when its clients start. Raises as `kafka_connection`."""
+    return KafkaBroker(kafka_connection(settings, start_timeout_seconds=start_timeout_seconds))
 
 
 def build_engine(settings: Settings) -> GenerationEngine:

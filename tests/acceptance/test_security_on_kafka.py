@@ -18,14 +18,16 @@ from worker import client
 from worker.app import WorkerApp
 from worker.broker.api import BrokerError, BrokerUnavailableError, NewTopic, TopicNotAvailableError, TopicPartition
 from worker.broker.kafka import KafkaBroker
+from worker.cli.doctor import facts_of
 from worker.clock import SystemClock
+from worker.doctor import Role, Severity, findings
 from worker.provision import create_topics, topics_of
 from worker.serve import build_broker
 from worker.settings import Settings
 
 PAGE = Path(__file__).parents[2] / "ops" / "security.md"
 NAMES = TopicNames()
-RESOURCES = {"topic": 2, "group": 3}
+RESOURCES = {"topic": 2, "group": 3, "cluster": 4}
 PATTERNS = {"literal": 3, "prefixed": 4}
 OPERATIONS = {
     "All": 2,
@@ -207,6 +209,39 @@ async def _records(broker: KafkaBroker, topic: str) -> int:
     finally:
         await reader.stop()
     return num
+
+
+async def test_the_doctor_tells_what_a_role_may_and_what_is_missing(secured: SecuredKafka) -> None:
+    """Nothing fails for a worker and a client with the ACLs of the page; the roles exchanged, each lacks its rights;
+    and who is not let in hears Kafka's reason."""
+    names = TopicNames("v4flash-dev.doctor")
+    wanted = topics_of(names, max_body_bytes=1_000_000, num_partitions=1)
+    await create_topics(broker_of(secured, "developer").admin(), wanted)
+
+    async def examined(user: str, role: Role, **changes: object) -> dict[Severity, list[str]]:
+        settings = Settings(**{**as_user(secured, user, "SCRAM-SHA-256"), "max_body_bytes": 1_000_000, **changes})
+        found: dict[Severity, list[str]] = {}
+        for finding in findings(settings, await facts_of(settings, role), role):
+            found.setdefault(finding.severity, []).append(f"{finding.subject} {finding.said}")
+        return found
+
+    dev = {"prefix": names.prefix, "group_id": names.prefix}
+    for role in Role:
+        found = await examined("developer", role, **dev)
+        assert found.keys() == {Severity.OK, Severity.UNKNOWN}, found
+    await create_topics(
+        broker_of(secured, "operator").admin(), topics_of(NAMES, max_body_bytes=1_000_000, num_partitions=2)
+    )
+    assert Severity.FAILED not in await examined("worker", Role.WORKER)
+    assert Severity.FAILED not in await examined("client", Role.CLIENT)
+    swapped = (await examined("client", Role.WORKER))[Severity.FAILED]
+    assert "v4flash.prompts.urgent read: no ACL allows it (ops/security.md)" in swapped
+    assert "v4flash join: no ACL allows it (ops/security.md)" in swapped
+    seen = await examined("operator", Role.CLIENT)
+    assert seen.keys() == {Severity.OK}, seen
+    refused = await examined("worker", Role.WORKER, sasl_password="guessed")
+    assert refused.keys() == {Severity.FAILED}
+    assert "invalid credentials" in refused[Severity.FAILED][0]
 
 
 async def test_a_developer_has_a_world_of_their_own(secured: SecuredKafka) -> None:

@@ -67,6 +67,21 @@ def topics_main() -> None:
     _command("topics")
 
 
+def dead_letter_main() -> None:
+    """`v4flash dead-letter` as a command of its own."""
+    _command("dead-letter")
+
+
+def doctor_main() -> None:
+    """`v4flash doctor` as a command of its own."""
+    _command("doctor")
+
+
+def inspect_main() -> None:
+    """`v4flash inspect` as a command of its own."""
+    _command("inspect")
+
+
 def worker_main() -> None:
     """`v4flash worker` with the arguments of the process."""
     _command("worker")

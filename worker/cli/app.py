@@ -11,6 +11,7 @@ import typer
 from engine.api import PriorityClass
 from worker import client
 from worker.cli.dead_letter import dead_letter_app
+from worker.cli.doctor import doctor_app
 from worker.cli.flags import LoadedSettings, with_client_settings, with_settings
 from worker.cli.run import command_broker, run_command, silence_client
 from worker.cli.submit import prompt_text, submit_prompt
@@ -32,6 +33,7 @@ config_app = typer.Typer(**LOOK, help="The settings.")
 app.add_typer(topics_app, name="topics")
 app.add_typer(config_app, name="config")
 app.add_typer(dead_letter_app, name="dead-letter")
+app.add_typer(doctor_app, name="doctor")
 
 
 def _print_version(wanted: bool) -> None:

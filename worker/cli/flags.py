@@ -27,6 +27,11 @@ def with_client_settings(command: Command) -> Command:
     return _with_settings(command, shown=CLIENT_SETTINGS)
 
 
+def with_group_settings(command: Command) -> Command:
+    """`with_client_settings` for a command that looks at what the workers share."""
+    return _with_settings(command, shown=CLIENT_SETTINGS | {"group_id", "routes"})
+
+
 def _with_settings(command: Command, *, shown: frozenset[str]) -> Command:
     def run(config: Path | None = None, **values: Any) -> None:
         flags = {name: values.pop(name) for name in Settings.model_fields}
@@ -66,4 +71,4 @@ def _default(name: str) -> str:
     return "" if value in ("null", "[]") else f"Default {value}."
 
 
-__all__ = ["ConfigFile", "LoadedSettings", "with_client_settings", "with_settings"]
+__all__ = ["ConfigFile", "LoadedSettings", "with_client_settings", "with_group_settings", "with_settings"]
