@@ -5,12 +5,10 @@ For drills, overhead measurements and users' own tests. One token is one byte of
 """
 
 import asyncio
-import hashlib
 import heapq
 import itertools
 import math
-import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from engine.api import (
@@ -32,27 +30,22 @@ from engine.errors import (
     EngineError,
     InvalidRequestError,
 )
+from engine.scripted_answer import (
+    TURN_END,
+    TURN_START,
+    VOCAB_SIZE,
+    ByteTokenizer,
+    answer_bytes,
+    answer_length,
+    prompt_text,
+    scripted_answer,
+)
 from engine.text.detokenizer import Detokenizer
 
-TURN_START, TURN_END = 256, 257
-VOCAB_SIZE = 258
+__all__ = ["ScriptedEngine", "scripted_answer"]
+
 SLOW_TOKENS_PER_SECOND = 20.0
 _RANK = {priority: rank for rank, priority in enumerate(PriorityClass)}
-_LENGTH = re.compile(r"\[\[tokens=([0-9]{1,6})\]\]")
-_WORDS = (
-    *("amber", "birch", "cloud", "delta", "ember", "fjord", "grove", "heron", "inlet", "juniper", "kelp", "lark"),
-    *("meadow", "north", "otter", "pine", "quartz", "river", "stone", "thistle", "umber", "violet", "willow", "yarrow"),
-)
-
-
-class ByteTokenizer:
-    """One token a byte, and two control tokens that no text can spell."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return bytes((token_id,)) if 0 <= token_id < TURN_START else b""
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id >= TURN_START
 
 
 @dataclass(slots=True)
@@ -158,7 +151,7 @@ class ScriptedEngine:
         self._waiting.clear()
 
     async def _answer(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
-        script = _text(request.prompt_token_ids)
+        script = prompt_text(request.prompt_token_ids)
         if "[[error]]" in script:
             raise EngineError("the prompt asked for an error")
         if "[[stall]]" in script:
@@ -174,10 +167,10 @@ class ScriptedEngine:
 
     def _choice(self, request: GenerateRequest, index: int) -> _Choice:
         params = request.params
-        length = _length(request.prompt_token_ids, params.max_tokens, index, params.ignore_eos)
-        natural = _length(request.prompt_token_ids, self.model.max_model_len, index, False)
+        length = answer_length(request.prompt_token_ids, params.max_tokens, index, params.ignore_eos)
+        natural = answer_length(request.prompt_token_ids, self.model.max_model_len, index, False)
         end = FinishReason.STOP if natural == length and not params.ignore_eos else FinishReason.LENGTH
-        tokens = _answer_bytes(request.prompt_token_ids, length, index)
+        tokens = answer_bytes(request.prompt_token_ids, length, index)
         return _Choice(index, tokens, end, Detokenizer(self._tokenizer, params.stop))
 
     def _advance(self, request: GenerateRequest, choice: _Choice, choices: list[_Choice]) -> Delta:
@@ -209,7 +202,7 @@ class ScriptedEngine:
     def _blocks(self, request: GenerateRequest) -> int:
         """Blocks of all choices at their full length."""
         params, prompt = request.params, request.prompt_token_ids
-        lengths = (_length(prompt, params.max_tokens, index, params.ignore_eos) for index in range(params.n))
+        lengths = (answer_length(prompt, params.max_tokens, index, params.ignore_eos) for index in range(params.n))
         return sum(math.ceil((len(prompt) + length) / self._block_size) for length in lengths)
 
     async def _admit(self, request: GenerateRequest) -> None:
@@ -232,43 +225,3 @@ class ScriptedEngine:
             *_, blocks, request, granted = heapq.heappop(self._waiting)
             self._running[request.request_id] = blocks
             granted.set_result(None)
-
-
-def scripted_answer(
-    prompt_token_ids: Sequence[int], max_tokens: int, choice: int = 0, *, ignore_eos: bool = False
-) -> str:
-    """The whole answer to a prompt, before stop strings cut it; at most `max_tokens` characters, all ASCII."""
-    length = _length(prompt_token_ids, max_tokens, choice, ignore_eos)
-    return _answer_bytes(prompt_token_ids, length, choice).decode("ascii")
-
-
-def _text(prompt_token_ids: Sequence[int]) -> str:
-    return bytes(token for token in prompt_token_ids if token < TURN_START).decode("utf-8", "replace")
-
-
-def _length(prompt_token_ids: Sequence[int], max_tokens: int, choice: int, ignore_eos: bool) -> int:
-    """16 to 143 tokens unless the prompt says how many."""
-    if ignore_eos:
-        return max_tokens
-    named = _LENGTH.search(_text(prompt_token_ids))
-    natural = max(1, int(named[1])) if named else 16 + _digest(prompt_token_ids, choice, 0)[0] % 128
-    return min(max_tokens, natural)
-
-
-def _answer_bytes(prompt_token_ids: Sequence[int], length: int, choice: int) -> bytes:
-    answer = bytearray()
-    for byte in _bytes(prompt_token_ids, choice):
-        if len(answer) >= length:
-            break
-        answer += _WORDS[byte % len(_WORDS)].encode() + b" "
-    return bytes(answer[:length])
-
-
-def _bytes(prompt_token_ids: Sequence[int], choice: int) -> Iterator[int]:
-    for counter in itertools.count(1):
-        yield from _digest(prompt_token_ids, choice, counter)
-
-
-def _digest(prompt_token_ids: Sequence[int], choice: int, counter: int) -> bytes:
-    prompt = b"".join(token.to_bytes(2, "big") for token in prompt_token_ids)
-    return hashlib.sha256(prompt + choice.to_bytes(2, "big") + counter.to_bytes(4, "big")).digest()

@@ -1,13 +1,14 @@
 """Request headers under every name the ecosystem gives them. Knows names, bytes and limits, not their use."""
 
-import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, cast
 
+from topics import header_values as values
 from topics.errors import ErrorCode, InvalidMessage
-from topics.names import MAX_TOPIC_CHARS, PRIORITY_CLASSES
+from topics.header_values import FoundHeader
+from topics.names import PRIORITY_CLASSES
 
 ReplyMode = Literal["final", "chunks", "both"]
 WireHeaders = tuple[tuple[str, bytes | None], ...]
@@ -16,11 +17,8 @@ DEFAULT_OPERATION = "/v1/chat/completions"
 REPLY_MODES = ("final", "chunks", "both")
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
-MAX_ID_CHARS = 256
-MAX_CORRELATION_BYTES = 1024
 MAX_TIME_MS = 10**15
 MAX_PREFILL_CHUNK = 1 << 20
-MAX_PARTITION = 2**31 - 1
 
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "correlation": (
@@ -48,7 +46,6 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 """Field -> header names in lower case; names are compared without case."""
 
 _FIELD_OF = {alias: field for field, aliases in ALIASES.items() for alias in aliases}
-_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 T = TypeVar("T")
 
@@ -85,12 +82,6 @@ class RequestHeaders:
     replay: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    name: str
-    value: bytes
-
-
 def parse_headers(headers: WireHeaders) -> RequestHeaders:
     """Read the headers of a prompt; of a repeated one, under any alias, the last wins. Null values count as absent.
 
@@ -110,145 +101,66 @@ def salvage_headers(headers: WireHeaders) -> RequestHeaders:
 
 def printable_id(value: bytes) -> str:
     """An opaque id for logs: printable UTF-8 as itself, 16 other bytes as a UUID, else hex."""
-    text = _printable(value)
+    text = values.printable(value)
     if text is not None:
         return text
     return str(uuid.UUID(bytes=value)) if len(value) == 16 else value.hex()
 
 
-def _collect(headers: WireHeaders) -> dict[str, _Found]:
-    found: dict[str, _Found] = {}
+def _collect(headers: WireHeaders) -> dict[str, FoundHeader]:
+    found: dict[str, FoundHeader] = {}
     for name, value in headers:
         field = _FIELD_OF.get(name.lower())
         if field is not None and value:
-            found[field] = _Found(name, value)
+            found[field] = FoundHeader(name, value)
     return found
 
 
 class _Attempt(Protocol):
     """How a bad header is met: `_strict` raises, `_lenient` makes it absent."""
 
-    def __call__(self, parse: Callable[[_Found], T], found: _Found | None) -> T | None: ...
+    def __call__(self, parse: Callable[[FoundHeader], T], found: FoundHeader | None) -> T | None: ...
 
 
-def _strict(parse: Callable[[_Found], T], found: _Found | None) -> T | None:
+def _strict(parse: Callable[[FoundHeader], T], found: FoundHeader | None) -> T | None:
     return None if found is None else parse(found)
 
 
-def _lenient(parse: Callable[[_Found], T], found: _Found | None) -> T | None:
+def _lenient(parse: Callable[[FoundHeader], T], found: FoundHeader | None) -> T | None:
     try:
         return _strict(parse, found)
     except InvalidMessage:
         return None
 
 
-def _read(found: Mapping[str, _Found], attempt: _Attempt) -> RequestHeaders:
+def _read(found: Mapping[str, FoundHeader], attempt: _Attempt) -> RequestHeaders:
     correlation, topic = found.get("correlation"), found.get("reply_topic")
     partition = found.get("reply_partition")
-    correlation_id = attempt(_correlation_id, correlation)
+    correlation_id = attempt(values.correlation_id, correlation)
     spring = any(
         header is not None and header.name.lower().startswith("kafka_") for header in (correlation, topic, partition)
     )
     text_partition = partition is None or partition.value.isdigit()
-    nest = spring and correlation_id is not None and _printable(correlation_id) is not None and text_partition
+    nest = spring and correlation_id is not None and values.printable(correlation_id) is not None and text_partition
     return RequestHeaders(
-        request_id=attempt(_text, found.get("request_id")),
-        operation=attempt(_text, found.get("operation")) or DEFAULT_OPERATION,
+        request_id=attempt(values.text, found.get("request_id")),
+        operation=attempt(values.text, found.get("operation")) or DEFAULT_OPERATION,
         correlation_header=correlation.name if correlation is not None and correlation_id is not None else None,
         correlation_id=correlation_id,
-        reply_topic_header=_shown(topic.name) if topic is not None else None,
-        reply_topic=attempt(_topic, topic),
-        reply_partition_header=_shown(partition.name) if partition is not None else None,
-        reply_partition=attempt(_partition, partition),
-        deadline_ms=attempt(_integer(0, MAX_TIME_MS), found.get("deadline_ms")),
-        ttl_ms=attempt(_integer(0, MAX_TIME_MS), found.get("ttl_ms")),
-        tenant=attempt(_text, found.get("tenant")),
-        reply_mode=cast("ReplyMode | None", attempt(_one_of(REPLY_MODES), found.get("reply_mode"))),
-        priority=attempt(_one_of(PRIORITY_CLASSES), found.get("priority")),
-        prefill_chunk=attempt(_integer(1, MAX_PREFILL_CHUNK), found.get("prefill_chunk")),
-        traceparent=_lenient(_trace, found.get("traceparent")),
-        content_encoding=attempt(_lower, found.get("content_encoding")),
-        content_type=attempt(_lower, found.get("content_type")),
+        reply_topic_header=values.shown(topic.name) if topic is not None else None,
+        reply_topic=attempt(values.topic, topic),
+        reply_partition_header=values.shown(partition.name) if partition is not None else None,
+        reply_partition=attempt(values.partition, partition),
+        deadline_ms=attempt(values.integer(0, MAX_TIME_MS), found.get("deadline_ms")),
+        ttl_ms=attempt(values.integer(0, MAX_TIME_MS), found.get("ttl_ms")),
+        tenant=attempt(values.text, found.get("tenant")),
+        reply_mode=cast("ReplyMode | None", attempt(values.one_of(REPLY_MODES), found.get("reply_mode"))),
+        priority=attempt(values.one_of(PRIORITY_CLASSES), found.get("priority")),
+        prefill_chunk=attempt(values.integer(1, MAX_PREFILL_CHUNK), found.get("prefill_chunk")),
+        traceparent=_lenient(values.trace, found.get("traceparent")),
+        content_encoding=attempt(values.lower, found.get("content_encoding")),
+        content_type=attempt(values.lower, found.get("content_type")),
         speaks_spring=spring,
         nest_text_ids=nest,
-        replay=attempt(_one_of(("0", "1")), found.get("replay")) == "1",
+        replay=attempt(values.one_of(("0", "1")), found.get("replay")) == "1",
     )
-
-
-def _printable(value: bytes) -> str | None:
-    try:
-        text = value.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return text if text and text.isprintable() else None
-
-
-def _text(found: _Found) -> str:
-    text = _printable(found.value)
-    if text is None or len(text) > MAX_ID_CHARS:
-        raise _invalid(found, f"must be printable UTF-8 of at most {MAX_ID_CHARS} characters")
-    return text
-
-
-def _topic(found: _Found) -> str:
-    """As it came, bad characters marked: whether it may be written to is for `validate_reply_topic` to say."""
-    return found.value[: MAX_TOPIC_CHARS + 1].decode("utf-8", "replace")
-
-
-def _lower(found: _Found) -> str:
-    return _text(found).strip().lower()
-
-
-def _correlation_id(found: _Found) -> bytes:
-    if len(found.value) > MAX_CORRELATION_BYTES or len(found.name) > MAX_ID_CHARS:
-        raise _invalid(found, f"must have at most {MAX_CORRELATION_BYTES} bytes")
-    return found.value
-
-
-def _integer(low: int, high: int) -> Callable[[_Found], int]:
-    def parse(found: _Found) -> int:
-        raw = found.value.strip()
-        if not (raw.isdigit() and len(raw) <= 16 and low <= int(raw) <= high):
-            raise _invalid(found, f"must be a decimal number from {low} to {high}")
-        return int(raw)
-
-    return parse
-
-
-def _one_of(choices: tuple[str, ...]) -> Callable[[_Found], str]:
-    def parse(found: _Found) -> str:
-        text = _lower(found)
-        if text not in choices:
-            raise _invalid(found, f"must be one of {', '.join(choices)}")
-        return text
-
-    return parse
-
-
-def _partition(found: _Found) -> int:
-    """Decimal text, or the four big-endian bytes of Spring and Quarkus."""
-    raw = found.value
-    if len(raw) == 4 and not raw.isdigit():
-        number = int.from_bytes(raw, "big", signed=True)
-        if number >= 0:
-            return number
-    elif raw.isdigit() and len(raw) <= 10 and int(raw) <= MAX_PARTITION:
-        return int(raw)
-    raise _invalid(found, "must be a partition number, as decimal text or four big-endian bytes")
-
-
-def _trace(found: _Found) -> str:
-    text = _text(found)
-    if not _TRACEPARENT.fullmatch(text):
-        raise _invalid(found, "is not a W3C traceparent")
-    return text
-
-
-def _invalid(found: _Found, reason: str) -> InvalidMessage:
-    name = _shown(found.name)
-    return InvalidMessage(ErrorCode.INVALID_VALUE, f"header {name} {reason}", name)
-
-
-def _shown(name: str) -> str:
-    """A header's name that can stand in an error."""
-    return name if name.isascii() and name.isprintable() else ascii(name)

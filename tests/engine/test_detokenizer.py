@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scripted import ByteTokenizer
+from engine.scripted_answer import ByteTokenizer
 from engine.text.detokenizer import Detokenizer
 
 TOKENIZER = ByteTokenizer()

@@ -13,7 +13,7 @@ from engine.core import EngineCore
 from engine.engine import Engine, LoadedModel
 from engine.errors import EngineDeadError, EngineError, ModelLoadError
 from engine.sampling_params import SamplingParams
-from engine.scripted import ByteTokenizer
+from engine.scripted_answer import ByteTokenizer
 
 LETTER = 65
 

@@ -8,7 +8,8 @@ import pytest
 from engine.api import ChatMessage, Delta, FinishReason, GenerateRequest, PriorityClass
 from engine.errors import CacheCapacityError, ContextLengthExceededError, EngineDeadError, EngineError
 from engine.sampling_params import SamplingParams
-from engine.scripted import TURN_END, TURN_START, ScriptedEngine, scripted_answer
+from engine.scripted import ScriptedEngine, scripted_answer
+from engine.scripted_answer import TURN_END, TURN_START
 
 
 async def started(**options: object) -> ScriptedEngine:
