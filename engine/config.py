@@ -1,6 +1,27 @@
 """What an engine is built with. Frozen; built once; knows no files and no devices."""
 
 from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ColdConfig:
+    """The SSD tier: `capacity_bytes` over all `directories`. `has_gate` and `has_deadline` off are for measurements."""
+
+    directories: tuple[Path, ...]
+    capacity_bytes: int
+    second_touch: bool = True
+    compress: bool = False
+    num_readers: int = 4
+    num_write_slots: int = 64
+    has_gate: bool = True
+    has_deadline: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.directories:
+            raise ValueError("enable_l3_cache needs an l3_cache_path")
+        if self.capacity_bytes < 1:
+            raise ValueError("enable_l3_cache needs a swap_space above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +38,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enable_interrupts: bool = True
     seed: int = 0
+    cold: ColdConfig | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -34,3 +56,5 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs})"
             )
+        if self.cold is not None and not self.enable_prefix_caching:
+            raise ValueError("enable_l3_cache needs enable_prefix_caching")

@@ -7,15 +7,22 @@ from functools import partial
 from typing import Protocol
 
 from engine.api import EngineStats, FinishReason
-from engine.batch import Layers, SampledRow, ScheduledBatch
+from engine.batch import Layers, SampledRow, ScheduledBatch, ScheduledRow
+from engine.cache.cold import ColdTier
 from engine.cache.manager import KVCacheManager
+from engine.cache.transfers import Transfers
 from engine.config import EngineConfig
 from engine.errors import CacheCapacityError, ContextLengthExceededError, InvalidRequestError
 from engine.predictors import StepTimePredictor
 from engine.request import Request
+from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, StepResult
 
 _log = logging.getLogger(__name__)
+
+PROBE_TOKENS = 64
+MIN_SAMPLE_TOKENS = 16
+"""A step with fewer prefill tokens says little of what a token costs."""
 
 
 class ModelRunner(Protocol):
@@ -53,6 +60,7 @@ class EngineCore:
         config: EngineConfig,
         runner: ModelRunner,
         *,
+        transfers: Transfers | None = None,
         clock: Callable[[], float] = time.monotonic,
         check: bool = False,
     ) -> None:
@@ -61,6 +69,8 @@ class EngineCore:
         self.cache = KVCacheManager(
             config.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
         )
+        if transfers is not None:
+            self.cache.cold = ColdTier(self.cache.pool, transfers, config.block_size)
         self.scheduler = Scheduler(config, self.cache)
         self.step_times = StepTimePredictor()
         self._clock = clock
@@ -69,12 +79,25 @@ class EngineCore:
         self._in_flight: frozenset[str] = frozenset()
         self._zombies: list[str] = []
         self._num_interrupts = 0
+        self._did_nothing = False
         self._num_steps = self._num_generated = self._num_prompt = self._num_cached = 0
         self._busy = self._prefill = self._decode = 0.0
 
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def rest_seconds(self) -> float | None:
+        """How long a step would find nothing to do: 0 if there is work, None until a request comes. A load that lands
+        ends the rest early, which `Transfers.on_landed` tells."""
+        cold = self.cache.cold
+        if cold is not None and cold.transfers.has_landed:
+            return 0.0
+        deadline = None if cold is None else cold.transfers.next_deadline
+        if self.has_work and not (self._did_nothing and deadline is not None):
+            return 0.0
+        return None if deadline is None else max(0.0, deadline - self._clock())
 
     def check_request(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """Raise for what can never run: no prompt, longer than the context, larger than the cache."""
@@ -124,6 +147,8 @@ class EngineCore:
         between two segments, and then goes on as if nothing had been.
         """
         batch = self.scheduler.schedule(self._clock())
+        self._copy_planned()
+        self._did_nothing = not batch.rows
         if not batch.rows:
             return StepResult()
         self._in_flight = frozenset(row.request_id for row in batch.rows)
@@ -150,6 +175,7 @@ class EngineCore:
         else:
             result = self.scheduler.update(batch, sampled)
             self._count(batch, result, self._clock() - began - seconds_inside)
+        self._copy_planned()
         for request in result.finished:
             self._requests.pop(request.request_id, None)
         if self._check:
@@ -172,11 +198,39 @@ class EngineCore:
             return 0.0
         began = self._clock()
         batch = self.scheduler.interrupt(parked, began)
+        self._copy_planned()
         if batch.rows:
             self._num_interrupts += 1
             door.publish(self._run(batch, None))
         self.scheduler.resume()
         return self._clock() - began
+
+    def _copy_planned(self) -> None:
+        """Between two steps, while the blocks still hold what was planned to be copied."""
+        if self.cache.cold is not None:
+            self.cache.cold.copy_planned()
+
+    def probe_prefill(self) -> None:
+        """Measure what a prompt token costs before the first prompt comes: the blocks it writes hold nothing yet."""
+        cold = self.cache.cold
+        if cold is None:
+            return
+        limit = min(self.config.prefill_chunk_size, self.config.max_model_len, self.config.max_num_batched_tokens)
+        num_tokens = min(PROBE_TOKENS, limit, self.config.num_blocks * self.config.block_size)
+        table = list(range(self.cache.blocks_for(num_tokens)))
+        tokens = [0] * num_tokens
+        row = ScheduledRow("probe", 0, tokens, table, 0, False, SamplingParams(max_tokens=1), 0, tuple(tokens), [])
+        for _ in range(2):  # the first one also makes what a model makes once
+            batch, began = ScheduledBatch([row]), self._clock()
+            for layers in self.runner.segments(batch):
+                self.runner.launch(batch, layers)
+            seconds = self._clock() - began
+        cold.cost.observe_prefill(num_tokens, seconds)
+
+    def close(self) -> None:
+        """End the copies of the cold tier and give its directories back."""
+        if self.cache.cold is not None:
+            self.cache.cold.close()
 
     def _count(self, batch: ScheduledBatch, result: StepResult, seconds: float) -> None:
         self.step_times.observe(batch.num_tokens, seconds)
@@ -184,6 +238,8 @@ class EngineCore:
         self._busy += seconds
         prefill = batch.num_prefill_tokens / batch.num_tokens
         self._prefill += prefill * seconds
+        if self.cache.cold is not None and batch.num_prefill_tokens >= MIN_SAMPLE_TOKENS:
+            self.cache.cold.cost.observe_prefill(batch.num_prefill_tokens, prefill * seconds)
         self._decode += (1 - prefill) * seconds
         self._num_generated += len(result.advanced)
         for request, _ in result.advanced:

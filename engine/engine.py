@@ -109,8 +109,11 @@ class Engine:
             self.health.reason = str(error)
             raise
         if self._closed:
+            await asyncio.to_thread(loaded.core.close)
             raise EngineDeadError("the engine was closed while it loaded")
         self._loaded = loaded
+        if loaded.core.cache.cold is not None:
+            loaded.core.cache.cold.transfers.on_landed = partial(self._inbox.put, lambda core: None)
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(loop, self._loaded.core), name="engine", daemon=True)
         self._thread.start()
@@ -246,6 +249,8 @@ class Engine:
         self._inbox.put(None)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        if self._loaded is not None:
+            await asyncio.to_thread(self._loaded.core.close)
         self._fail_all("the engine was closed")
 
     def _run(self, loop: asyncio.AbstractEventLoop, core: EngineCore) -> None:
@@ -263,7 +268,8 @@ class Engine:
         """Run all commands in the inbox, waiting for one if there is nothing to step; False to end the thread."""
         while not self._ending:
             try:
-                command = self._inbox.get(block=not core.has_work)
+                rest = core.rest_seconds
+                command = self._inbox.get(block=rest != 0.0, timeout=rest)
             except queue.Empty:
                 return True
             self._ending = command is None

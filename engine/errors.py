@@ -55,3 +55,22 @@ class EngineDeadError(EngineError):
     """The engine thread ended; the process has to be restarted."""
 
     code = "engine_dead"
+
+
+class CacheStoreError(EngineError):
+    """The directory of the SSD tier cannot be used."""
+
+    code = "cache_store_failed"
+    retriable = False
+
+
+class CacheStoreFullError(EngineError):
+    """The store is as large as it may get: a segment has to be removed first."""
+
+    code = "cache_store_full"
+
+
+class BlockCorruptError(EngineError):
+    """A stored block is not what was written."""
+
+    code = "block_corrupt"

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.api import ModelInfo
+from engine.cache.opening import open_transfers
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.engine import LoadedModel
@@ -33,7 +34,10 @@ def load_model_and_core(
     kernels = select_kernels("cpu", few_rows=few_rows)
     model = load_model(path, dtype=dtype, exact_modules=exact_modules, kernels=kernels)
     sized = replace(config, max_model_len=min(config.max_model_len, model.spec.max_model_len))
-    core = EngineCore(sized, TorchRunner(model, sized), check=check)
+    runner = TorchRunner(model, sized)
+    transfers = None if sized.cold is None else open_transfers(sized.cold, runner)
+    core = EngineCore(sized, runner, transfers=transfers, check=check)
+    core.probe_prefill()
     computes = f"{kernels.name}: {kernels.note}" if kernels.note else kernels.name
     info = ModelInfo(name or path.stem, sized.max_model_len, model.spec.vocab_size, computes)
     return LoadedModel(info, tokenizer, core, f"{checkpoint_digest(path)}/{WeightMode(dtype, exact_modules).digest}")

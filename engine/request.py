@@ -28,7 +28,8 @@ ARROWS: dict[RequestStatus, frozenset[RequestStatus]] = {
 
 @dataclass(slots=True)
 class Request:
-    """A prompt and the tokens generated for it so far (one choice). `tail_slot` is held while RUNNING."""
+    """A prompt and the tokens generated for it so far (one choice). `tail_slot` is held while RUNNING. Of the
+    `num_cached_tokens` found at its first start, `num_loaded_tokens` came from the cold tier."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -44,6 +45,8 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0
+    num_loads: int = 0
     blocks: list[Block] = field(default_factory=list)
     block_hashes: list[BlockHash] = field(default_factory=list)
     tail_slot: int | None = None

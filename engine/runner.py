@@ -20,6 +20,7 @@ class TorchRunner:
         self._segments = tuple((layer, layer + 1) for layer in range(model.spec.num_layers))
         self._block_size = config.block_size
         self._cache = model.new_cache(config.num_blocks, config.block_size)
+        self._blocks = self._cache.view(torch.uint8).flatten(1).numpy()
         self._sampler = Sampler(model.spec.vocab_size)
         self._passes: dict[int, ForwardPass] = {}
         self._rows: list[ScheduledRow] = []
@@ -29,6 +30,14 @@ class TorchRunner:
     def segments(self, batch: ScheduledBatch) -> Sequence[Layers]:
         """One layer each: a call per layer costs a CPU nothing."""
         return self._segments
+
+    @property
+    def bytes_per_block(self) -> int:
+        return int(self._blocks.shape[1])
+
+    def block_bytes(self, block_id: int) -> memoryview:
+        """The KV of one block, all layers, as writable bytes. Nothing may be running that reads or writes it."""
+        return memoryview(self._blocks[block_id])
 
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch, layers: Layers) -> None:

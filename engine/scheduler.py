@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.api import FinishReason, PriorityClass
 from engine.batch import SampledRow, ScheduledBatch, ScheduledRow
+from engine.cache.cost import GateDecision
 from engine.cache.manager import KVCacheManager
 from engine.config import EngineConfig
 from engine.policy import PriorityPolicy
@@ -13,6 +14,8 @@ from engine.request import Request, RequestStatus
 
 MAX_PROMISE_WAITS = 32
 MAX_FAILED_STEPS = 2
+MAX_LOADS = 2
+"""How often one start of a request may wait for the cold tier; what has landed may be evicted before it is used."""
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class Scheduler:
         self.lengths = lengths or OutputLengthPredictor()
         self.running: list[Request] = []
         self.waiting: list[Request] = []
+        self.loading: dict[str, Request] = {}
         self.num_preemptions = 0
         self._tail_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._scheduled: dict[str, int] = {}
@@ -52,7 +56,8 @@ class Scheduler:
         self._num_batches = 0
 
     def __repr__(self) -> str:
-        return f"Scheduler(running={len(self.running)}, waiting={len(self.waiting)}, {self.cache.pool!r})"
+        counts = f"running={len(self.running)}, waiting={len(self.waiting)}, loading={len(self.loading)}"
+        return f"Scheduler({counts}, {self.cache.pool!r})"
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)
@@ -64,16 +69,21 @@ class Scheduler:
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self._vacate(request)
+        elif request.status is RequestStatus.LOADING:
+            del self.loading[request.request_id]
         else:
             self.waiting.remove(request)
+        self.cache.cancel_load(request.request_id)
         request.finish_reason = reason
         request.move(RequestStatus.FINISHED)
 
     def preempt(self, request: Request) -> None:
-        """Take a running request off the device; it waits again and is recomputed."""
+        """Take a running request off the device; it waits again, and what the cold tier does not keep is recomputed."""
         self.running.remove(request)
+        self.cache.swap_out(request)
         self._vacate(request)
         request.num_preemptions += 1
+        request.num_loads = 0
         self.num_preemptions += 1
         request.move(RequestStatus.PREEMPTED)
         request.move(RequestStatus.WAITING)
@@ -83,6 +93,8 @@ class Scheduler:
         """Plan a step. `now` is monotonic seconds; an empty batch means that there is nothing to do."""
         self._scheduled = {}
         rows: list[ScheduledRow] = []
+        self._take_landed()
+        self._start_loads(now)
         self._make_room_for_urgent(now)
         suspect = next((r for r in self.policy.order([*self.running, *self.waiting], now) if r.num_failed_steps), None)
         if suspect is not None and suspect.status is RequestStatus.WAITING:
@@ -177,12 +189,49 @@ class Scheduler:
         if num_new < 1:
             return 0
         while not self.cache.allocate(request, num_new):
+            if self._cancel_latest_load():
+                continue
             victim = self._shortage_victim(now)
             self.preempt(victim)
             if victim is request:
                 return 0
         rows.append(self._row(request, num_new))
         return num_new
+
+    def _take_landed(self) -> None:
+        for owner in self.cache.take_landed():
+            request = self.loading.pop(owner, None)
+            if request is not None:
+                request.move(RequestStatus.WAITING)
+                self.waiting.append(request)
+
+    def _start_loads(self, now: float) -> None:
+        """Fetch what the cold tier has of waiting requests' prefixes, while they wait and while others run."""
+        if self.cache.cold is None:
+            return
+        for position, request in enumerate(self.policy.order(self.waiting, now)):
+            if request.num_loads >= MAX_LOADS:
+                continue
+            decision = self.cache.start_load(request, is_head=position == 0)
+            if decision is GateDecision.LOAD:
+                request.num_loads += 1
+                self.waiting.remove(request)
+                request.move(RequestStatus.LOADING)
+                self.loading[request.request_id] = request
+            elif decision is not GateDecision.SHORTAGE:
+                request.num_loads = MAX_LOADS
+
+    def _cancel_latest_load(self) -> bool:
+        """Blocks that running requests need are taken from loads first."""
+        owner = None if self.cache.cold is None else self.cache.cold.latest_owner()
+        if owner is None:
+            return False
+        self.cache.cancel_load(owner)
+        request = self.loading.pop(owner, None)
+        if request is not None:
+            request.move(RequestStatus.WAITING)
+            self.waiting.append(request)
+        return True
 
     def _shortage_victim(self, now: float) -> Request:
         """The least urgent, latest running request that this step does not run yet."""
@@ -243,8 +292,10 @@ class Scheduler:
         if not self._fits_future_peak(request) or not self.cache.allocate(request, num_new):
             self.cache.release(request)
             return 0
+        num_loaded = self.cache.settle_prefix(request)
         if request.num_preemptions == 0:
             request.num_cached_tokens = min(num_cached, request.num_prompt_tokens)
+            request.num_loaded_tokens = min(num_loaded, request.num_cached_tokens)
         self.cache.promise(request)
         self.waiting.remove(request)
         request.tail_slot = self._tail_slots.pop()
@@ -328,9 +379,10 @@ class Scheduler:
         self.cache.check()
         assert all(r.status is RequestStatus.RUNNING and r.tail_slot is not None for r in self.running), self.running
         assert all(r.status is RequestStatus.WAITING and not r.blocks for r in self.waiting), self.waiting
+        assert all(r.status is RequestStatus.LOADING and not r.blocks for r in self.loading.values()), self.loading
         slots = [*self._tail_slots, *(r.tail_slot for r in self.running)]
         assert sorted(s for s in slots if s is not None) == list(range(self.config.max_num_seqs)), "a tail slot is lost"
-        refs: dict[int, int] = {}
+        refs = {} if self.cache.cold is None else self.cache.cold.loading_blocks()
         for request in self.running:
             for block in request.blocks:
                 refs[block.block_id] = refs.get(block.block_id, 0) + 1

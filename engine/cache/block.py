@@ -20,12 +20,14 @@ class BlockState(Enum):
 
 @dataclass(slots=True)
 class Block:
-    """A block of the pool: its number is its place in the cache tensor."""
+    """A block of the pool: its number is its place in the cache tensor. `loaded` ones came from a colder tier and were
+    not used since."""
 
     block_id: int
     state: BlockState = BlockState.FREE
     num_refs: int = 0
     block_hash: BlockHash | None = None
+    loaded: bool = False
 
 
 def root_hash(*, tenant: str, model_digest: str, layout_id: str) -> BlockHash:

@@ -1,6 +1,10 @@
 """Which blocks each request reads and writes. Plans only; copies nothing."""
 
+from collections.abc import Sequence
+
 from engine.cache.block import BlockHash, child_hash
+from engine.cache.cold import ColdTier
+from engine.cache.cost import GateDecision
 from engine.cache.pool import BlockPool
 from engine.request import Request
 
@@ -10,13 +14,15 @@ class KVCacheManager:
 
     A block that the coming step fills is PENDING: later rows of the same batch may read it. `commit_step` makes it
     visible to all, `discard_step` makes it unfindable. A hash is *promised* while a request that will write it is still
-    in its prompt. A step may be parked half-way while another one runs: what it has not written yet nobody finds.
+    in its prompt, or while it comes from the cold tier. A step may be parked half-way while another one runs: what it
+    has not written yet nobody finds.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.cold: ColdTier | None = None
         self._pending: list[tuple[Request, int]] = []
         self._parked: list[tuple[Request, int]] = []
         self._unwritten: set[int] = set()
@@ -63,6 +69,64 @@ class KVCacheManager:
         request.num_computed_tokens = len(request.blocks) * self.block_size
         return request.num_computed_tokens
 
+    def settle_prefix(self, request: Request) -> int:
+        """The request runs with the prefix it has attached: its blocks were used, and may be worth a colder tier.
+        Returns the tokens that came from there and are used for the first time."""
+        num_loaded = sum(block.loaded for block in request.blocks) * self.block_size
+        for block in request.blocks:
+            block.loaded = False
+        if self.cold is not None:
+            num_found = request.num_computed_tokens // self.block_size
+            self.cold.settle(request.request_id)
+            self.cold.transfers.tier.touch(self.prompt_hashes(request)[:num_found])
+            for depth, block in enumerate(request.blocks[:num_found]):
+                self.cold.consider(block, depth)
+        return num_loaded
+
+    def start_load(self, request: Request, *, is_head: bool) -> GateDecision | None:
+        """Begin to fetch what the pool misses of a waiting request's prefix from the cold tier, if that pays."""
+        if self.cold is None or not self.enable_prefix_caching:
+            return None
+        return self._start_load(request.request_id, self._usable_hashes(request), is_head=is_head)
+
+    def prefetch(self, owner: str, hashes: Sequence[BlockHash]) -> GateDecision | None:
+        """The same for a prompt that is no request yet; within the prefetch share of the blocks."""
+        return None if self.cold is None else self._start_load(owner, hashes, is_head=False)
+
+    def _start_load(self, owner: str, hashes: Sequence[BlockHash], *, is_head: bool) -> GateDecision | None:
+        assert self.cold is not None
+        found = next((i for i, h in enumerate(hashes) if self.pool.find(h) is None), len(hashes))
+        missing = hashes[found:]
+        if not missing or missing[0] in self._promises:
+            return None
+        # a load must not evict the prefix that it continues
+        prefix = [block for h in hashes[:found] if (block := self.pool.find(h)) is not None]
+        for block in prefix:
+            self.pool.acquire(block)
+        decision = self.cold.start(owner, missing, is_head=is_head)
+        self.pool.release(prefix)
+        if decision is GateDecision.LOAD:
+            self._promise(owner, missing[: self.cold.num_blocks_of(owner)])
+        return decision
+
+    def take_landed(self) -> list[str]:
+        """Owners whose loads are over: requests that may be scheduled now, or prefetches."""
+        owners = [] if self.cold is None else self.cold.take_landed()
+        for owner in owners:
+            self._withdraw(owner)
+        return owners
+
+    def cancel_load(self, owner: str) -> None:
+        if self.cold is not None:
+            self.cold.cancel(owner)
+            self._withdraw(owner)
+
+    def swap_out(self, request: Request) -> None:
+        """Before a preempted request gives its blocks up: keep them in the cold tier where that is the cheaper way."""
+        if self.cold is not None and self.enable_prefix_caching:
+            full = request.blocks[: request.num_computed_tokens // self.block_size]
+            self.cold.swap_out(full, len(full) * self.block_size)
+
     def num_missing_blocks(self, request: Request, num_new_tokens: int) -> int:
         return max(0, self.blocks_for(request.num_computed_tokens + num_new_tokens) - len(request.blocks))
 
@@ -78,18 +142,23 @@ class KVCacheManager:
 
     def promise(self, request: Request) -> None:
         """Announce the prompt blocks that this request is going to fill, the one it has begun included."""
-        if not self.enable_prefix_caching:
-            return
-        mine = self._promised_by.setdefault(request.request_id, [])
-        for block_hash in self._usable_hashes(request)[request.num_computed_tokens // self.block_size :]:
+        if self.enable_prefix_caching:
+            first = request.num_computed_tokens // self.block_size
+            self._promise(request.request_id, self._usable_hashes(request)[first:])
+
+    def _promise(self, owner: str, hashes: Sequence[BlockHash]) -> None:
+        mine = self._promised_by.setdefault(owner, [])
+        for block_hash in hashes:
             if block_hash not in self._promises:
-                self._promises[block_hash] = request.request_id
+                self._promises[block_hash] = owner
                 mine.append(block_hash)
 
     def commit_step(self) -> None:
         for request, index in self._pending:
             if index < len(request.blocks):
                 self.pool.commit(request.blocks[index])
+                if self.cold is not None:
+                    self.cold.consider(request.blocks[index], index)
         self._pending.clear()
 
     def discard_step(self) -> None:
@@ -118,7 +187,10 @@ class KVCacheManager:
         self.withdraw_promises(request)
 
     def withdraw_promises(self, request: Request) -> None:
-        for block_hash in self._promised_by.pop(request.request_id, ()):
+        self._withdraw(request.request_id)
+
+    def _withdraw(self, owner: str) -> None:
+        for block_hash in self._promised_by.pop(owner, ()):
             self._promises.pop(block_hash, None)
 
     def _usable_hashes(self, request: Request) -> list[BlockHash]:
@@ -133,8 +205,10 @@ class KVCacheManager:
                 self._pending.append((request, index))
 
     def check(self) -> None:
-        """Free, cached and used blocks add up; every promise has its owner."""
+        """Free, cached and used blocks add up on every tier; every promise has its owner."""
         self.pool.check()
+        if self.cold is not None:
+            self.cold.check()
         for request_id, hashes in self._promised_by.items():
             for block_hash in hashes:
                 assert self._promises.get(block_hash) == request_id, f"promise of {request_id} was lost"

@@ -104,6 +104,7 @@ class BlockPool:
         if block.block_hash is not None:
             del self._index[block.block_hash]
             block.block_hash = None
+            block.loaded = False
 
     def check(self) -> None:
         """Every block is empty, cached or used, never two of them, and the index names exactly the findable ones."""

@@ -1,0 +1,301 @@
+"""What the SSD tier holds: its index, what is admitted, what goes when space is needed. Blocks of bytes, no tensors."""
+
+import errno
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.cache.block import BlockHash
+from engine.cache.disk import aligned_buffer
+from engine.cache.record import HEADER_BYTES, RecordHeader
+from engine.cache.segments import Place, SegmentStore
+from engine.errors import BlockCorruptError, CacheStoreFullError
+
+_log = logging.getLogger(__name__)
+
+SURVIVING_SHARE = 0.2
+"""Of a segment that goes, what may be appended again: write amplification stays below 1 / (1 - 0.2) = 1.25."""
+REST_SECONDS = 60.0
+"""How long a directory gets no writes after one of them failed."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    store: int
+    place: Place
+    depth: int
+    num_uses: int = 0
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """Totals since the start."""
+
+    blocks_written: int = 0
+    bytes_written: int = 0
+    bytes_rewritten: int = 0
+    bytes_read: int = 0
+    blocks_read: int = 0
+    evictions: int = 0
+    corrupt: int = 0
+    missing: int = 0
+    write_errors: int = 0
+
+    @property
+    def write_amplification(self) -> float:
+        return (self.bytes_written + self.bytes_rewritten) / self.bytes_written if self.bytes_written else 1.0
+
+
+@dataclass(slots=True)
+class DiskTier:
+    """Blocks by their hash over the stores of all directories. Thread-safe; `write` belongs to one thread.
+
+    Least recently used first, and of one use the leaf before its prefix. With `second_touch` a block is wanted when it
+    is seen for the second time. What cannot be read leaves the index for good."""
+
+    stores: Sequence[SegmentStore]
+    second_touch: bool = True
+    max_seen: int = 100_000
+    clock: Callable[[], float] = time.monotonic
+    counters: TierCounters = field(default_factory=TierCounters)
+    _index: OrderedDict[BlockHash, _Entry] = field(default_factory=OrderedDict)
+    _seen: OrderedDict[BlockHash, None] = field(default_factory=OrderedDict)
+    _coming: set[BlockHash] = field(default_factory=set)
+    _resting_until: dict[int, float] = field(default_factory=dict)
+    _turn: int = 0
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __repr__(self) -> str:
+        return f"DiskTier(blocks={self.num_blocks}, bytes={self.file_bytes})"
+
+    def open(self) -> None:
+        """Take the directories and index what lies in them. Raises CacheStoreError."""
+        opened: list[SegmentStore] = []
+        try:
+            for number, store in enumerate(self.stores):
+                records = store.open()
+                opened.append(store)
+                for header, place in records:
+                    self._index[header.block_hash] = _Entry(number, place, header.depth)
+                    self._index.move_to_end(header.block_hash)
+        except BaseException:
+            for store in opened:
+                store.close()
+            raise
+
+    def close(self) -> None:
+        for store in self.stores:
+            store.close()
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._index)
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(store.file_bytes for store in self.stores)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return sum(store.capacity_bytes for store in self.stores)
+
+    def __contains__(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._index
+
+    def num_leading(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of the hashes, from the first on, are here."""
+        with self._lock:
+            for count, block_hash in enumerate(hashes):
+                if block_hash not in self._index:
+                    return count
+        return len(hashes)
+
+    def touch(self, hashes: Sequence[BlockHash]) -> None:
+        """These were used, in the order of their chain."""
+        with self._lock:
+            for block_hash in reversed(hashes):
+                entry = self._index.get(block_hash)
+                if entry is not None:
+                    entry.num_uses += 1
+                    self._index.move_to_end(block_hash)
+
+    def wants(self, block_hash: BlockHash, *, at_once: bool = False) -> bool:
+        """Whether a block that was just written or found should come here; `at_once` does without the second touch.
+
+        The answer yes is a promise to `write` it, or to call `declined`."""
+        with self._lock:
+            if block_hash in self._index or block_hash in self._coming:
+                return False
+            if self.second_touch and not at_once and block_hash not in self._seen:
+                self._seen[block_hash] = None
+                if len(self._seen) > self.max_seen:
+                    self._seen.popitem(last=False)
+                return False
+            self._coming.add(block_hash)
+            return True
+
+    def declined(self, block_hash: BlockHash) -> None:
+        """A block that was wanted does not come; it may be asked for again."""
+        with self._lock:
+            self._coming.discard(block_hash)
+
+    def write(self, header: RecordHeader, record: memoryview) -> bool:
+        """Store a record that was wanted, making room as needed; False where no directory takes it."""
+        try:
+            appended = self._append(record)
+            if appended is None:
+                return False
+            store, place = appended
+            with self._lock:
+                self._index[header.block_hash] = _Entry(store, place, header.depth)
+                self._seen.pop(header.block_hash, None)
+                self.counters.blocks_written += 1
+                self.counters.bytes_written += len(record)
+            return True
+        finally:
+            self.declined(header.block_hash)
+
+    def read(self, block_hash: BlockHash, buffer: memoryview) -> tuple[RecordHeader, memoryview] | None:
+        """The header and stored payload in `buffer`; None for a block that is not here or cannot be read any more."""
+        with self._lock:
+            entry = self._index.get(block_hash)
+        if entry is None:
+            return None
+        try:
+            header, payload = self.stores[entry.store].read(entry.place, block_hash, buffer)
+        except BlockCorruptError as error:
+            _log.warning("dropped a block of the SSD tier: %s", error)
+            self.drop_corrupt(block_hash, entry)
+            return None
+        except (OSError, KeyError) as error:
+            if self._forget(block_hash, entry):
+                self.counters.missing += 1
+                _log.warning("dropped a block of the SSD tier: %s", error)
+            return None
+        with self._lock:
+            self.counters.blocks_read += 1
+            self.counters.bytes_read += entry.place.num_bytes
+        return header, payload
+
+    def drop_corrupt(self, block_hash: BlockHash, entry: "_Entry | None" = None) -> None:
+        """A block turned out to be damaged: it is never looked up again, nor after a restart."""
+        entry = entry or self._index.get(block_hash)
+        if entry is None or not self._forget(block_hash, entry):
+            return
+        self.counters.corrupt += 1
+        stored = entry.place.num_bytes
+        dead = RecordHeader(block_hash, entry.depth, 0, stored - HEADER_BYTES, 0, dead=True)
+        try:
+            self.stores[entry.store].kill(entry.place, dead)
+        except (OSError, KeyError) as error:
+            _log.warning("a damaged block could not be marked: %s", error)
+
+    def newest(self) -> BlockHash | None:
+        """The block that was used or written last."""
+        with self._lock:
+            return next(reversed(self._index), None)
+
+    def hottest(self, limit: int) -> list[BlockHash]:
+        """The most used blocks, a prefix before what follows it; blocks that nobody used are not among them."""
+        with self._lock:
+            used = [(-entry.num_uses, entry.depth, h) for h, entry in self._index.items() if entry.num_uses]
+        return [block_hash for _, _, block_hash in sorted(used)[:limit]]
+
+    def history(self) -> list[tuple[BlockHash, int]]:
+        """Hash and number of uses of all used blocks, least recently used first: `restore` takes it after a restart."""
+        with self._lock:
+            return [(h, entry.num_uses) for h, entry in self._index.items() if entry.num_uses]
+
+    def restore(self, history: Iterable[tuple[BlockHash, int]]) -> None:
+        with self._lock:
+            for block_hash, num_uses in history:
+                entry = self._index.get(block_hash)
+                if entry is not None:
+                    entry.num_uses = num_uses
+                    self._index.move_to_end(block_hash)
+
+    def _append(self, record: memoryview) -> tuple[int, Place] | None:
+        """Try the directories in turn, those that failed lately left out."""
+        for _ in self.stores:
+            number = self._turn = (self._turn + 1) % len(self.stores)
+            if self.clock() < self._resting_until.get(number, 0.0):
+                continue
+            try:
+                return number, self._append_to(number, record)
+            except (OSError, CacheStoreFullError) as error:
+                self.counters.write_errors += 1
+                self._resting_until[number] = self.clock() + REST_SECONDS
+                _log.warning("%s takes no blocks for a minute: %s", self.stores[number].directory, error)
+        return None
+
+    def _append_to(self, number: int, record: memoryview) -> Place:
+        store, disk_was_full = self.stores[number], False
+        while True:
+            try:
+                return store.append(record)
+            except CacheStoreFullError:
+                if not store.sealed:
+                    raise
+            except OSError as error:  # others fill the disk too: what is ours gives way, once
+                if error.errno != errno.ENOSPC or disk_was_full or not store.sealed:
+                    raise
+                disk_was_full = True
+            self._remove_coldest(number)
+
+    def _remove_coldest(self, number: int) -> None:
+        """Give back the segment with the least live weight; its hot blocks are appended again once it has gone.
+
+        A block weighs its bytes times its rank in the order of use; hot are used ones in the later half of it."""
+        store = self.stores[number]
+        with self._lock:
+            weights = dict.fromkeys(store.sealed, 0)
+            hot: dict[int, list[tuple[BlockHash, _Entry]]] = {segment: [] for segment in weights}
+            for rank, (block_hash, entry) in enumerate(self._index.items()):
+                if entry.store == number and entry.place.segment in weights:
+                    weights[entry.place.segment] += (rank + 1) * entry.place.num_bytes
+                    if entry.num_uses and rank >= len(self._index) // 2:
+                        hot[entry.place.segment].append((block_hash, entry))
+        victim = min(weights, key=lambda segment: (weights[segment], segment))
+        saved = self._read_back(store, hot[victim])
+        with self._lock:
+            gone = [h for h, entry in self._index.items() if (entry.store, entry.place.segment) == (number, victim)]
+            entries = {block_hash: self._index.pop(block_hash) for block_hash in gone}
+            self.counters.evictions += len(gone) - len(saved)
+        store.remove(victim)
+        for block_hash, record in saved.items():
+            entry = _Entry(number, store.append(record), entries[block_hash].depth, entries[block_hash].num_uses)
+            with self._lock:
+                self._index[block_hash] = entry
+                self.counters.bytes_rewritten += len(record)
+
+    def _read_back(self, store: SegmentStore, hot: list[tuple[BlockHash, _Entry]]) -> dict[BlockHash, memoryview]:
+        """Whole records of the hottest blocks, as much as may survive."""
+        room = SURVIVING_SHARE * store.segment_bytes
+        saved: dict[BlockHash, memoryview] = {}
+        for block_hash, entry in reversed(hot):
+            room -= entry.place.num_bytes
+            if room < 0:
+                break
+            record = aligned_buffer(entry.place.num_bytes)
+            if self.read(block_hash, record) is not None:
+                saved[block_hash] = record
+        return saved
+
+    def _forget(self, block_hash: BlockHash, entry: _Entry) -> bool:
+        with self._lock:
+            if self._index.get(block_hash) is not entry:
+                return False
+            del self._index[block_hash]
+            return True
+
+    def check(self) -> None:
+        """Every block lies within a segment that exists, and no store is larger than it may be."""
+        with self._lock:
+            for store in self.stores:
+                assert store.file_bytes <= store.capacity_bytes, f"{store.directory} is larger than it may be"
+            for block_hash, entry in self._index.items():
+                used = self.stores[entry.store].used_bytes(entry.place.segment)
+                assert entry.place.offset + entry.place.num_bytes <= used, f"{block_hash.hex()} lies outside"

@@ -1,0 +1,94 @@
+"""From the settings of the SSD tier to copies that run: directories, sizes, a first measurement of the disk."""
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+from engine.cache.block import BlockHash
+from engine.cache.compression import Compression
+from engine.cache.cost import TransferCost
+from engine.cache.disk import Disk, aligned_buffer
+from engine.cache.disk_tier import DiskTier
+from engine.cache.record import record_bytes
+from engine.cache.segments import SegmentStore, smallest_capacity
+from engine.cache.transfers import BlockMemory, Transfers
+from engine.config import ColdConfig
+from engine.errors import CacheStoreError
+
+_log = logging.getLogger(__name__)
+
+MAX_SEGMENT_BYTES = 64 << 20
+MIN_SEGMENTS = 8
+NUM_PROBE_READS = 8
+
+
+def open_transfers(config: ColdConfig, memory: BlockMemory, *, disk: Disk | None = None) -> Transfers:
+    """Take the directories, index what an earlier process left and measure a read. Raises CacheStoreError."""
+    disk = disk or Disk()
+    size = record_bytes(memory.bytes_per_block)
+    capacity = config.capacity_bytes // len(config.directories)
+    if capacity < smallest_capacity(memory.bytes_per_block):
+        raise CacheStoreError(f"swap_space gives each l3_cache_path {capacity} bytes, a block alone takes {size}")
+    segment = max(size, min(MAX_SEGMENT_BYTES, capacity // MIN_SEGMENTS) // size * size)
+    stores = [SegmentStore(directory, capacity, segment, disk) for directory in config.directories]
+    tier = DiskTier(stores, second_touch=config.second_touch)
+    tier.open()
+    cost = TransferCost(num_readers=config.num_readers, has_gate=config.has_gate)
+    try:
+        cost.observe_read(max(read_seconds(disk, directory, size) for directory in config.directories))
+    except OSError as error:
+        tier.close()
+        raise CacheStoreError(f"l3_cache_path cannot be measured: {error.strerror}") from None
+    _log.info("SSD tier: %d blocks found, a block reads in %.2f ms", tier.num_blocks, cost.block_seconds * 1000)
+    return Transfers(
+        tier,
+        memory,
+        cost,
+        compression=Compression() if config.compress else None,
+        num_write_slots=config.num_write_slots,
+        has_deadline=config.has_deadline,
+    )
+
+
+def read_seconds(disk: Disk, directory: Path, num_bytes: int) -> float:
+    """Median time to read one record of a file that was just written. Raises OSError."""
+    buffer = aligned_buffer(num_bytes)
+    path = directory / "probe"
+    disk.remove(path)
+    fd = disk.open(path, create=True)
+    try:
+        for index in range(NUM_PROBE_READS):
+            disk.write(fd, buffer, index * len(buffer))
+        samples = []
+        for index in range(NUM_PROBE_READS):
+            began = time.perf_counter()
+            disk.read(fd, buffer, index * len(buffer))
+            samples.append(time.perf_counter() - began)
+    finally:
+        os.close(fd)
+        disk.remove(path)
+    return sorted(samples)[len(samples) // 2]
+
+
+def save_history(directory: Path, history: list[tuple[BlockHash, int]]) -> None:
+    """Keep how often blocks were used, for the next process. Never half a file: it is renamed when it is whole."""
+    path = directory / "history.json"
+    temporary = path.with_suffix(".new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="ascii") as file:
+        json.dump([[block_hash.hex(), num_uses] for block_hash, num_uses in history], file)
+    temporary.replace(path)
+
+
+def load_history(directory: Path) -> list[tuple[BlockHash, int]]:
+    """What `save_history` kept; empty where there is none, or none that can be read."""
+    try:
+        rows = json.loads((directory / "history.json").read_text(encoding="ascii"))
+        return [(bytes.fromhex(block_hash), int(num_uses)) for block_hash, num_uses in rows]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        _log.warning("the history of the SSD tier cannot be read: %s", error)
+        return []
