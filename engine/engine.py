@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -19,17 +19,14 @@ from engine.api import (
     FinishReason,
     GenerateRequest,
     ModelInfo,
-    TokenLogprob,
-    Usage,
 )
-from engine.batch import SampledRow
 from engine.cache.block import root_hash
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.request import Request
 from engine.scheduler import StepResult
-from engine.text.detokenizer import Detokenizer
+from engine.streams import Progress, Stream, StreamChoice
 from engine.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -45,37 +42,6 @@ class LoadedModel:
     digest: str
 
 
-@dataclass(slots=True)
-class _Choice:
-    """Reader's side of one engine request: tokens that arrived and were not read yet."""
-
-    index: int
-    detokenizer: Detokenizer
-    tokens: list[SampledRow] = field(default_factory=list)
-    num_tokens: int = 0
-    num_cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    error: EngineError | None = None
-    done: bool = False
-
-
-@dataclass(slots=True)
-class _Stream:
-    choices: list[_Choice]
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """What one step did to one request, on its way from the engine thread to the loop."""
-
-    request_id: str
-    token: SampledRow | None
-    finish_reason: FinishReason | None
-    error: EngineError | None
-    num_cached_tokens: int
-
-
 class Engine:
     """`GenerationEngine` on a model. One thread owns the core; an inbox takes commands to it, and all outputs of a step
     come back in one call. Unread tokens merge, so a slow reader holds nobody up."""
@@ -85,7 +51,7 @@ class Engine:
         self._load = load
         self._loaded: LoadedModel | None = None
         self._inbox: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
-        self._streams: dict[str, tuple[_Stream, _Choice]] = {}
+        self._streams: dict[str, tuple[Stream, StreamChoice]] = {}
         self._stats = EngineStats()
         self._thread: threading.Thread | None = None
         self._closed = self._ending = False
@@ -145,18 +111,16 @@ class Engine:
             raise EngineDeadError(self.health.reason or None)
         loaded = self._model()
         tokenizer, params = loaded.tokenizer, request.params
-        choices = [_Choice(index, Detokenizer(tokenizer, params.stop)) for index in range(params.n)]
-        stream = _Stream(choices)
-        ids = [f"{request.request_id}#{choice.index}" for choice in choices]
-        if any(request_id in self._streams for request_id in ids):
+        stream = Stream(request, tokenizer, abort=self._abort)
+        if any(choice.request_id in self._streams for choice in stream.choices):
             raise InvalidRequestError(f"request id {request.request_id!r} is running already", param="request_id")
         root = root_hash(
             tenant=request.tenant, model_digest=loaded.digest, layout_id=f"block={loaded.core.config.block_size}"
         )
-        for request_id, choice in zip(ids, choices, strict=True):
-            self._streams[request_id] = (stream, choice)
+        for choice in stream.choices:
+            self._streams[choice.request_id] = (stream, choice)
             sequence = Request(
-                request_id=request_id,
+                request_id=choice.request_id,
                 prompt_token_ids=request.prompt_token_ids,
                 params=params,
                 root=root,
@@ -169,73 +133,22 @@ class Engine:
             )
             self._inbox.put(partial(self._add, asyncio.get_running_loop(), sequence))
         try:
-            while not all(choice.done for choice in choices):
-                await stream.news.wait()
-                stream.news.clear()
-                for request_id, choice in zip(ids, choices, strict=True):
-                    delta = self._read(request_id, choice, request, choices)
-                    if delta is not None:
-                        yield delta
+            while not stream.done:
+                await stream.news()
+                for delta in stream.read():
+                    yield delta
         finally:
-            for request_id, choice in zip(ids, choices, strict=True):
-                self._streams.pop(request_id, None)
+            for choice in stream.choices:
+                self._streams.pop(choice.request_id, None)
                 if choice.finish_reason is None:
-                    self._abort(request_id)
-
-    def _read(self, request_id: str, choice: _Choice, request: GenerateRequest, choices: list[_Choice]) -> Delta | None:
-        """Merge what has arrived for one choice into one delta."""
-        if choice.done or not (choice.tokens or choice.finish_reason or choice.error):
-            return None
-        if choice.error is not None:
-            raise choice.error
-        tokens, choice.tokens = choice.tokens, []
-        text = ""
-        taken: list[SampledRow] = []
-        for row in tokens:
-            assert row.token_id is not None
-            taken.append(row)
-            text += choice.detokenizer.push((row.token_id,))
-            if choice.detokenizer.stopped:
-                if choice.finish_reason is None:
-                    self._abort(request_id)
-                choice.finish_reason = FinishReason.STOP
-                break
-        choice.num_tokens += len(taken)
-        if choice.finish_reason is not None:
-            text += choice.detokenizer.finish()
-            choice.done = True
-        last = all(other.done for other in choices)
-        usage = Usage(
-            len(request.prompt_token_ids), sum(c.num_tokens for c in choices), max(c.num_cached_tokens for c in choices)
-        )
-        return Delta(
-            index=choice.index,
-            text=text,
-            token_ids=tuple(row.token_id for row in taken if row.token_id is not None),
-            logprobs=self._logprobs(taken) if request.params.logprobs is not None else (),
-            finish_reason=choice.finish_reason,
-            usage=usage if last else None,
-        )
-
-    def _logprobs(self, rows: list[SampledRow]) -> tuple[TokenLogprob, ...]:
-        decode = self._model().tokenizer.decode
-        return tuple(
-            TokenLogprob(
-                row.token_id,
-                decode([row.token_id]),
-                row.logprob,
-                tuple((token, decode([token]), logprob) for token, logprob in row.top),
-            )
-            for row in rows
-            if row.token_id is not None and row.logprob is not None
-        )
+                    self._abort(choice.request_id)
 
     def _add(self, loop: asyncio.AbstractEventLoop, sequence: Request, core: EngineCore) -> None:
         """On the engine thread: queue a request, or tell its reader why not."""
         try:
             core.add(sequence)
         except EngineError as error:
-            failed = _Progress(sequence.request_id, None, FinishReason.ERROR, error, 0)
+            failed = Progress(sequence.request_id, None, FinishReason.ERROR, error, 0)
             self._hand_over(loop, [failed], core.stats())
 
     def _abort(self, request_id: str) -> None:
@@ -291,33 +204,28 @@ class Engine:
         """On the engine thread: tell the readers what a step has done to their requests."""
         ended = {request.request_id: request for request in result.finished}
         progress = [
-            _Progress(r.request_id, token, r.finish_reason, None, r.num_cached_tokens) for r, token in result.advanced
+            Progress(r.request_id, token, r.finish_reason, None, r.num_cached_tokens) for r, token in result.advanced
         ]
         progress += [
-            _Progress(request_id, None, ended[request_id].finish_reason, EngineError(error), 0)
+            Progress(request_id, None, ended[request_id].finish_reason, EngineError(error), 0)
             for request_id, error in result.errors.items()
         ]
         self._hand_over(loop, progress, stats)
 
-    def _hand_over(self, loop: asyncio.AbstractEventLoop, progress: list[_Progress], stats: EngineStats) -> None:
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, progress: list[Progress], stats: EngineStats) -> None:
         self._call(loop, lambda: self._receive(progress, stats))
 
     def _call(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             loop.call_soon_threadsafe(callback)
 
-    def _receive(self, progress: list[_Progress], stats: EngineStats) -> None:
+    def _receive(self, progress: list[Progress], stats: EngineStats) -> None:
         self._stats = stats
         for item in progress:
             if item.request_id not in self._streams:
                 continue
             stream, choice = self._streams[item.request_id]
-            if item.token is not None:
-                choice.tokens.append(item.token)
-                choice.num_cached_tokens = item.num_cached_tokens
-            choice.finish_reason = choice.finish_reason or item.finish_reason
-            choice.error = item.error
-            stream.news.set()
+            stream.take(choice, item)
 
     def _die(self, reason: str) -> None:
         self.health.ready, self.health.reason = False, reason
@@ -326,9 +234,7 @@ class Engine:
     def _fail_all(self, reason: str) -> None:
         """Tell every reader that it is the engine that ended: its request may run elsewhere."""
         for stream, choice in self._streams.values():
-            if choice.finish_reason is None:  # whose last token has come is answered still
-                choice.error = EngineDeadError(reason)
-            stream.news.set()
+            stream.fail(choice, EngineDeadError(reason))
 
 
 @dataclass(frozen=True, slots=True)
