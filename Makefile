@@ -8,10 +8,11 @@ export OMP_NUM_THREADS ?= $(shell nproc)
 # Threads that wait sleep: beside a broker or a neighbour, threads that spin make each operation take a scheduler quantum.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test drills check bench peers clean help
+.PHONY: demo test interop drills check bench peers clean help
 help:
 	@echo "make demo   a real small model answers Kafka prompts of three classes (sets itself up)"
 	@echo "make test   all tests, on a real Kafka where Java 17 and Maven are there (sets itself up)"
+	@echo "make interop  Spring, NestJS, FastStream, confluent-kafka and kcat beside a worker, each where its tools are"
 	@echo "make drills faults on a real Kafka and real workers, and a table of what became of every prompt (10 minutes)"
 	@echo "make check  ruff, strict types, import rules"
 	@echo "make bench  ours beside its peers on this machine (transformers, and what make peers has set up)"
@@ -32,7 +33,12 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@command -v java >/dev/null && command -v mvn >/dev/null || echo "NOT RUN: tests on a real Kafka (they need Java 17 and Maven)"
+	-@$(BIN)/python tests/interop/environments.py
 	@$(BIN)/python -m pytest $(TEST_ARGS)
+
+interop: $(STAMP)
+	@$(BIN)/python tests/interop/environments.py
+	@$(BIN)/python -m pytest tests/interop $(TEST_ARGS)
 
 drills: $(STAMP)
 	@$(BIN)/python -m pytest tests/drills -m drill $(TEST_ARGS)
