@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.cache.spec import KVDtypeChoice
+
 
 @dataclass(frozen=True, slots=True)
 class ColdConfig:
@@ -27,10 +29,15 @@ class ColdConfig:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Sizes of the engine. Counts are `num_`, limits `max_`; a block is `block_size` tokens of KV cache.
-    With `enable_interrupts` urgent prefill may run inside a step, between two of its segments."""
+    With `enable_interrupts` urgent prefill may run inside a step, between two of its segments. `kv_cache_memory_bytes`,
+    where given, replaces `num_blocks` by what fits, once the model is known.
+    """
 
     block_size: int = 16
     num_blocks: int = 2048
+    kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: KVDtypeChoice = "auto"  # the compute dtype
+    kv_cache_group_size: int = 64  # channels of one scale of an int8 cache
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 1024
     max_model_len: int = 2048
@@ -48,6 +55,7 @@ class EngineConfig:
             "max_num_batched_tokens",
             "max_model_len",
             "prefill_chunk_size",
+            "kv_cache_group_size",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

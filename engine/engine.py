@@ -34,12 +34,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What loading gives: the public facts, the tokenizer, the core, and the digest that salts the prefix cache."""
+    """What loading gives: the public facts, the tokenizer, the core, and what salts the prefix cache: the digest of the
+    weights and the layout of the cache."""
 
     info: ModelInfo
     tokenizer: Tokenizer
     core: EngineCore
     digest: str
+    layout_id: str
 
 
 class Engine:
@@ -114,9 +116,7 @@ class Engine:
         stream = Stream(request, tokenizer, abort=self._abort)
         if any(choice.request_id in self._streams for choice in stream.choices):
             raise InvalidRequestError(f"request id {request.request_id!r} is running already", param="request_id")
-        root = root_hash(
-            tenant=request.tenant, model_digest=loaded.digest, layout_id=f"block={loaded.core.config.block_size}"
-        )
+        root = root_hash(tenant=request.tenant, model_digest=loaded.digest, layout_id=loaded.layout_id)
         for choice in stream.choices:
             self._streams[choice.request_id] = (stream, choice)
             sequence = Request(

@@ -9,8 +9,8 @@ from torch import Tensor
 class ModelInputs:
     """T new tokens of S sequences. Rows of sequence s are query_starts[s]:query_starts[s + 1].
 
-    `tail_slots[s]` is where sequence s keeps the block in which it is now writing, in compute dtype. While the body of
-    the cache is stored in compute dtype too, a body block is its own tail: models carry the slots and do not read them.
+    `tail_slots[s]` is where sequence s keeps the block in which it is now writing, in compute dtype. A layer whose body
+    is stored in compute dtype too does not read it: there a body block is its own tail.
     """
 
     token_ids: Tensor  # [T] int64

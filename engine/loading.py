@@ -33,14 +33,22 @@ def load_model_and_core(
     tokenizer = load_tokenizer(path)
     kernels = select_kernels("cpu", few_rows=few_rows)
     model = load_model(path, dtype=dtype, exact_modules=exact_modules, kernels=kernels)
+    layout = model.cache_spec(config.block_size, config.kv_cache_dtype, config.kv_cache_group_size)
     sized = replace(config, max_model_len=min(config.max_model_len, model.spec.max_model_len))
+    if config.kv_cache_memory_bytes is not None:
+        try:
+            num_blocks = layout.num_blocks_in(config.kv_cache_memory_bytes, config.max_num_seqs)
+        except ValueError as error:
+            raise ModelLoadError(str(error)) from error
+        sized = replace(sized, num_blocks=num_blocks)
     runner = TorchRunner(model, sized)
-    transfers = None if sized.cold is None else open_transfers(sized.cold, runner)
+    transfers = None if sized.cold is None else open_transfers(sized.cold, runner.cache)
     core = EngineCore(sized, runner, transfers=transfers, check=check)
     core.probe_prefill()
     computes = f"{kernels.name}: {kernels.note}" if kernels.note else kernels.name
     info = ModelInfo(name or path.stem, sized.max_model_len, model.spec.vocab_size, computes)
-    return LoadedModel(info, tokenizer, core, f"{checkpoint_digest(path)}/{WeightMode(dtype, exact_modules).digest}")
+    digest = f"{checkpoint_digest(path)}/{WeightMode(dtype, exact_modules).digest}"
+    return LoadedModel(info, tokenizer, core, digest, layout.layout_id)
 
 
 def checkpoint_digest(path: Path) -> str:

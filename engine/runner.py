@@ -8,19 +8,20 @@ import torch
 from engine.batch import Layers, SampledRow, ScheduledBatch, ScheduledRow
 from engine.config import EngineConfig
 from engine.inputs import ModelInputs
+from engine.kv_memory import KVCacheMemory
 from engine.models.layers import ForwardPass, Model
 from engine.sampler import Sampler, SamplingRow
 
 
 class TorchRunner:
-    """`ModelRunner` over a model and its KV cache tensor, one call after the other (a CPU has no run-ahead)."""
+    """`ModelRunner` over a model and its KV cache, one call after the other (a CPU has no run-ahead)."""
 
     def __init__(self, model: Model, config: EngineConfig) -> None:
         self._model = model
         self._segments = tuple((layer, layer + 1) for layer in range(model.spec.num_layers))
         self._block_size = config.block_size
-        self._cache = model.new_cache(config.num_blocks, config.block_size)
-        self._blocks = self._cache.view(torch.uint8).flatten(1).numpy()
+        spec = model.cache_spec(config.block_size, config.kv_cache_dtype, config.kv_cache_group_size)
+        self.cache = KVCacheMemory(spec, config.num_blocks, config.max_num_seqs)
         self._sampler = Sampler(model.spec.vocab_size)
         self._passes: dict[int, ForwardPass] = {}
         self._rows: list[ScheduledRow] = []
@@ -31,20 +32,12 @@ class TorchRunner:
         """One layer each: a call per layer costs a CPU nothing."""
         return self._segments
 
-    @property
-    def bytes_per_block(self) -> int:
-        return int(self._blocks.shape[1])
-
-    def block_bytes(self, block_id: int) -> memoryview:
-        """The KV of one block, all layers, as writable bytes. Nothing may be running that reads or writes it."""
-        return memoryview(self._blocks[block_id])
-
     @torch.inference_mode()
     def launch(self, batch: ScheduledBatch, layers: Layers) -> None:
         """Run the layers of one segment for all rows; raises whatever the model raises, and forgets the batch then."""
         first, last = layers
         state = self._passes.pop(batch.batch_id) if first else self._model.begin(model_inputs(batch, self._block_size))
-        self._model.advance(state, self._cache, last)
+        self._model.advance(state, self.cache, last)
         if last < self._model.spec.num_layers:
             self._passes[batch.batch_id] = state
             return

@@ -6,13 +6,14 @@ B tokens a block, L layers, H query heads, K key/value heads, G = H / K query he
 E hidden size, F intermediate size, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kernels.kv import AttentionRows, LayerKV
 from kernels.rows import Product, RowFormat, Rows
 
 # Largest absolute difference to the float32 twin in `kernels.reference` for inputs of unit variance. A bfloat16 keeps
@@ -35,7 +36,7 @@ TOLERANCES = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Where the rows of one step lie in the paged cache [N, L, 2, K, B, D]. One plan serves all layers of a step.
+    """Where the rows of one step lie in the paged cache. One plan serves all layers of a step.
 
     Rows of sequence s are query_starts[s]:query_starts[s + 1] and are its last positions; `kv_lens` counts its tokens
     with these rows included. A row is stored at slot = block * block_size + offset in the block.
@@ -48,11 +49,27 @@ class AttentionPlan:
     block_size: int
     cos: Tensor  # [T, D / 2] float32, of the angles of each row's position
     sin: Tensor
+    tail_slots: list[int] = field(default_factory=list)  # S; empty where no layer has a tail
+
+    def start(self, s: int) -> int:
+        """Position of the first row of sequence s."""
+        return self.kv_lens[s] - (self.query_starts[s + 1] - self.query_starts[s])
+
+    def start_of_block(self, s: int) -> int:
+        """Position at which the block of the first row of sequence s begins."""
+        return self.start(s) // self.block_size * self.block_size
+
+    def exact_starts(self) -> list[int]:
+        """S + 1: where the rows of each sequence begin in `AttentionRows.exact`."""
+        starts = [0]
+        for s, kv_len in enumerate(self.kv_lens):
+            has_rows = self.query_starts[s] < self.query_starts[s + 1]
+            starts.append(starts[-1] + (kv_len - self.start_of_block(s) if has_rows else 0))
+        return starts
 
     def positions(self, s: int) -> Tensor:
         """Positions of the rows of sequence s in it."""
-        query_len = self.query_starts[s + 1] - self.query_starts[s]
-        return torch.arange(self.kv_lens[s] - query_len, self.kv_lens[s])
+        return torch.arange(self.start(s), self.kv_lens[s])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +115,14 @@ class Kernels(Protocol):
         last dimension, computed in float32, in the form that the next linear takes: never rotated, since a model
         that wants that after a norm rotates its weights instead."""
 
-    def rotary_write_kv(
-        self, qkv: Product, norms: HeadNorms | None, cache: Tensor, layer: int, plan: AttentionPlan
-    ) -> Tensor:
-        """[T, (H + 2K) D] -> [T, H, D] in the cache's dtype: rotate the halves of q and k by the plan's angles (after
-        `norms`) and store k and v of one layer at the slots of the rows."""
+    def rotary_write_kv(self, qkv: Product, norms: HeadNorms | None, kv: LayerKV, plan: AttentionPlan) -> AttentionRows:
+        """[T, (H + 2K) D] -> rows in compute dtype: rotate the halves of q and k by the plan's angles (after `norms`)
+        and store k and v of one layer at the slots of the rows, or where the layer has a tail there, and each block
+        that is full now, rounded from compute dtype, in the body."""
 
-    def attention(self, query: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> Tensor:
-        """[T, H, D] -> [T, H, D]: softmax(q k / sqrt(D)) v over the positions up to and including the row's own.
+    def attention(self, rows: AttentionRows, kv: LayerKV, plan: AttentionPlan) -> Tensor:
+        """[T, H, D] -> [T, H, D]: softmax(q k / sqrt(D)) v over the positions up to and including the row's own, those
+        of the row's own block in compute dtype and all before as they are stored.
 
         Memory that no position of a sequence owns never reaches a result, whatever it holds (NaN included).
         """

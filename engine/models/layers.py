@@ -7,8 +7,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from engine.cache.spec import CacheSpec, KVDtypeChoice
 from engine.errors import ModelLoadError
 from engine.inputs import ModelInputs
+from engine.kv_memory import KVCacheMemory
 from engine.models.rotation import CheckpointRotation
 from kernels.api import AttentionPlan
 from kernels.rows import Product
@@ -33,6 +35,7 @@ class ModelSpec:
     attention_bias: bool
     qk_norm: bool
     eos_token_ids: frozenset[int]
+    kv_cache_dtype: str | tuple[str | None, ...] | None  # of the cache, or of its layers one by one
 
 
 @dataclass(slots=True)
@@ -51,13 +54,15 @@ class Model(Protocol):
 
     spec: ModelSpec
 
-    def new_cache(self, num_blocks: int, block_size: int) -> Tensor: ...
+    def cache_spec(self, block_size: int, kv_cache_dtype: KVDtypeChoice = "auto", group_size: int = 64) -> CacheSpec:
+        """How the KV cache lies in memory. Raises ModelLoadError for a wrong `kv_cache_dtype` in the model's config."""
 
-    def forward(self, inputs: ModelInputs, cache: Tensor) -> Tensor: ...
+    def forward(self, inputs: ModelInputs, cache: KVCacheMemory) -> Tensor:
+        """Logits [R, V] of the wanted rows; the cache gains the KV of all T tokens."""
 
     def begin(self, inputs: ModelInputs) -> ForwardPass: ...
 
-    def advance(self, state: ForwardPass, cache: Tensor, last_layer: int) -> None: ...
+    def advance(self, state: ForwardPass, cache: KVCacheMemory, last_layer: int) -> None: ...
 
     def finish(self, state: ForwardPass) -> Tensor: ...
 
@@ -110,7 +115,7 @@ def spec_from_config(config: Mapping[str, Any], *, attention_bias: bool, qk_norm
         raise ModelLoadError("attention_bias (a bias on the output projection too) is not supported")
     try:
         heads = int(config["num_attention_heads"])
-        eos = config.get("eos_token_id")
+        eos, kv_dtype = config.get("eos_token_id"), config.get("kv_cache_dtype")
         eos_ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
         return ModelSpec(
             architecture=config["architectures"][0],
@@ -128,6 +133,7 @@ def spec_from_config(config: Mapping[str, Any], *, attention_bias: bool, qk_norm
             attention_bias=attention_bias,
             qk_norm=qk_norm,
             eos_token_ids=frozenset(int(token) for token in eos_ids),
+            kv_cache_dtype=tuple(kv_dtype) if isinstance(kv_dtype, list) else kv_dtype,
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ModelLoadError(f"config.json: {type(error).__name__} on {error}") from error

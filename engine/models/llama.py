@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.device import zeros
+from engine.cache.spec import CacheSpec, KVDtype, KVDtypeChoice, layer_dtypes
+from engine.errors import ModelLoadError
 from engine.inputs import ModelInputs
+from engine.kv_memory import KVCacheMemory
 from engine.models.layers import ForwardPass, Weights, rotary_tables, spec_from_config
 from engine.models.rotation import CheckpointRotation
 from engine.models.weight_mode import WeightMode
@@ -89,13 +91,16 @@ class LlamaForCausalLM:
             ),
         )
 
-    def new_cache(self, num_blocks: int, block_size: int) -> Tensor:
-        """An empty KV cache [N, L, 2, K, B, D]."""
+    def cache_spec(self, block_size: int, kv_cache_dtype: KVDtypeChoice = "auto", group_size: int = 64) -> CacheSpec:
         spec = self.spec
-        shape = (num_blocks, spec.num_layers, 2, spec.num_kv_heads, block_size, spec.head_dim)
-        return zeros(shape, self._mode.dtype)
+        compute: KVDtype = "bf16" if self._mode.dtype is torch.bfloat16 else "fp32"
+        try:
+            dtypes = layer_dtypes(kv_cache_dtype, spec.kv_cache_dtype, compute, spec.num_layers)
+        except ValueError as error:
+            raise ModelLoadError(str(error)) from error
+        return CacheSpec(dtypes, compute, spec.num_kv_heads, spec.head_dim, block_size, group_size)
 
-    def forward(self, inputs: ModelInputs, cache: Tensor) -> Tensor:
+    def forward(self, inputs: ModelInputs, cache: KVCacheMemory) -> Tensor:
         """Logits [R, V] of the wanted rows; the cache gains the KV of all T tokens."""
         state = self.begin(inputs)
         self.advance(state, cache, self.spec.num_layers)
@@ -105,14 +110,14 @@ class LlamaForCausalLM:
         """A pass in front of the first layer."""
         return ForwardPass(inputs, self._plan(inputs), self._embedding[inputs.token_ids].float())
 
-    def advance(self, state: ForwardPass, cache: Tensor, last_layer: int) -> None:
+    def advance(self, state: ForwardPass, cache: KVCacheMemory, last_layer: int) -> None:
         """Run the layers that are left before `last_layer`; the cache gains their KV of all T tokens."""
         kernels, eps, plan, residual = self._kernels, self.spec.rms_norm_eps, state.plan, state.residual
         for index in range(state.next_layer, last_layer):
-            layer = self._layers[index]
+            layer, kv = self._layers[index], cache.layers[index]
             rows = kernels.add_rms_norm(residual, state.delta, layer.input_norm, eps, layer.qkv.row_format)
-            query = kernels.rotary_write_kv(layer.qkv(rows), layer.head_norms, cache, index, plan)
-            attended = kernels.attention(query, cache, index, plan).flatten(1)
+            rotated = kernels.rotary_write_kv(layer.qkv(rows), layer.head_norms, kv, plan)
+            attended = kernels.attention(rotated, kv, plan).flatten(1)
             rows = kernels.add_rms_norm(residual, layer.out(attended), layer.post_norm, eps, layer.gate_up.row_format)
             state.delta = layer.down(kernels.silu_mul(layer.gate_up(rows), layer.down.row_format))
         state.next_layer = last_layer
@@ -138,4 +143,5 @@ class LlamaForCausalLM:
             block_size=inputs.block_size,
             cos=self._cos[inputs.positions],
             sin=self._sin[inputs.positions],
+            tail_slots=inputs.tail_slots,
         )

@@ -8,6 +8,8 @@ from kernels.cpu.attention import CpuAttention
 from kernels.cpu.int8 import make_int8_linear
 from kernels.cpu.linear import make_linear
 from kernels.cpu.pointwise import rms_norm, rotary, silu_mul
+from kernels.cpu.stored import StoredAttention
+from kernels.kv import AttentionRows, LayerKV
 from kernels.reference.quant import quantise_weight, to_rows
 from kernels.rows import Product, RowFormat, Rows, dense
 
@@ -19,7 +21,7 @@ class TorchKernels:
 
     def __init__(self, note: str = "") -> None:
         self.note = note
-        self._step: CpuAttention | None = None  # of the latest plan: its layers follow one another
+        self._steps: list[CpuAttention | StoredAttention] = []  # of the latest plan, one for each form of a layer
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False) -> Linear:
         if row_format.is_int8:
@@ -33,24 +35,27 @@ class TorchKernels:
             residual.add_(dense(delta))
         return to_rows(rms_norm(residual, weight, eps), row_format)
 
-    def rotary_write_kv(
-        self, qkv: Product, norms: HeadNorms | None, cache: Tensor, layer: int, plan: AttentionPlan
-    ) -> Tensor:
-        num_kv_heads, _, head_dim = cache.shape[3:]
+    def rotary_write_kv(self, qkv: Product, norms: HeadNorms | None, kv: LayerKV, plan: AttentionPlan) -> AttentionRows:
+        num_kv_heads, _, head_dim = kv.body.shape[2:]
         heads = dense(qkv).view(len(plan.slots), -1, head_dim)  # [T, H + 2K, D]
         query, key, value = torch.split(heads, [heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
         if norms is not None:
             query, key = rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
-        self._planned(cache, plan).write(layer, rotary(key, plan.cos, plan.sin, cache.dtype), value.to(cache.dtype))
-        return rotary(query, plan.cos, plan.sin, cache.dtype)
+        dtype = kv.compute_dtype
+        exact = self._planned(kv, plan).write(kv, rotary(key, plan.cos, plan.sin, dtype), value.to(dtype))
+        return AttentionRows(rotary(query, plan.cos, plan.sin, dtype), exact)
 
-    def attention(self, query: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> Tensor:
-        return self._planned(cache, plan).attend(layer, query)
+    def attention(self, rows: AttentionRows, kv: LayerKV, plan: AttentionPlan) -> Tensor:
+        return self._planned(kv, plan).attend(rows, kv)
 
     def silu_mul(self, gate_up: Product, row_format: RowFormat) -> Rows:
         return to_rows(silu_mul(dense(gate_up)), row_format)
 
-    def _planned(self, cache: Tensor, plan: AttentionPlan) -> CpuAttention:
-        if self._step is None or self._step.plan is not plan or self._step.cache is not cache:
-            self._step = CpuAttention(plan, cache)
-        return self._step
+    def _planned(self, kv: LayerKV, plan: AttentionPlan) -> CpuAttention | StoredAttention:
+        if self._steps and self._steps[0].plan is not plan:
+            self._steps.clear()
+        for step in self._steps:
+            if step.serves(kv):
+                return step
+        self._steps.append(CpuAttention(plan, kv) if kv.tail is None else StoredAttention(plan))
+        return self._steps[-1]

@@ -12,6 +12,7 @@ from kernels.cpu.linear import make_linear
 from kernels.cpu.native.ops import NativeOps
 from kernels.cpu.sharing import shared_groups
 from kernels.cpu.wide import WideLinear
+from kernels.kv import AttentionRows, LayerKV
 from kernels.reference.quant import quantise_weight
 from kernels.rows import Product, QuantRows, RowFormat, Rows, ScaledRows
 
@@ -74,22 +75,22 @@ class NativeKernels:
             return QuantRows(*self._ops.add_rms_norm_int8(residual, values, scales, weight, eps))
         return self._ops.add_rms_norm(residual, values, scales, weight, eps)
 
-    def rotary_write_kv(
-        self, qkv: Product, norms: HeadNorms | None, cache: Tensor, layer: int, plan: AttentionPlan
-    ) -> Tensor:
+    def rotary_write_kv(self, qkv: Product, norms: HeadNorms | None, kv: LayerKV, plan: AttentionPlan) -> AttentionRows:
         values, scales = _split(qkv)
-        num_kv_heads, _, head_dim = cache.shape[3:]
+        num_kv_heads, _, head_dim = kv.body.shape[2:]
         num_heads = values.shape[1] // head_dim - 2 * num_kv_heads
         query_norm, key_norm, eps = (norms.query, norms.key, norms.eps) if norms else (None, None, 0.0)
-        return self._ops.rotary_write_kv(
-            values, scales, plan.cos, plan.sin, plan.slots, cache, layer, num_heads, query_norm, key_norm, eps
+        return AttentionRows(
+            self._ops.rotary_write_kv(
+                values, scales, plan.cos, plan.sin, plan.slots, kv.body, num_heads, query_norm, key_norm, eps
+            )
         )
 
-    def attention(self, query: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> Tensor:
+    def attention(self, rows: AttentionRows, kv: LayerKV, plan: AttentionPlan) -> Tensor:
         if self._indices is None or self._indices.plan is not plan:
             self._indices = _Indices.of(plan)
         at = self._indices
-        return self._ops.attention(query, cache, layer, at.query_starts, at.kv_lens, at.block_tables, at.shared)
+        return self._ops.attention(rows.query, kv.body, at.query_starts, at.kv_lens, at.block_tables, at.shared)
 
     def silu_mul(self, gate_up: Product, row_format: RowFormat) -> Rows:
         values, scales = _split(gate_up)

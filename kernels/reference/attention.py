@@ -6,25 +6,31 @@ import torch
 from torch import Tensor
 
 from kernels.api import AttentionPlan
+from kernels.kv import AttentionRows, LayerKV
+from kernels.reference.cache import read_blocks
 
 
-def write_kv(key: Tensor, value: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> None:
-    for t, slot in enumerate(plan.slots.tolist()):
-        block, offset = divmod(slot, plan.block_size)
-        cache[block, layer, 0, :, offset] = key[t]
-        cache[block, layer, 1, :, offset] = value[t]
-
-
-def attention(query: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> Tensor:
+def attention(rows: AttentionRows, cache: LayerKV, plan: AttentionPlan) -> Tensor:
+    query = rows.query
     num_heads, head_dim = query.shape[1:]
     out = torch.empty_like(query)
+    exact_starts = plan.exact_starts()
     for s, kv_len in enumerate(plan.kv_lens):
-        rows = slice(plan.query_starts[s], plan.query_starts[s + 1])
-        pages = cache[plan.block_tables[s], layer].float()  # [M, 2, K, B, D]
-        k, v = pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :kv_len]  # [K, kv_len, D] each
-        group = num_heads // k.shape[0]
-        k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)  # [H, kv_len, D]
-        scores = query[rows].float().transpose(0, 1) @ k.transpose(1, 2) / math.sqrt(head_dim)  # [H, T, kv_len]
-        future = torch.arange(kv_len) > plan.positions(s)[:, None]
-        out[rows] = (scores.masked_fill(future, -math.inf).softmax(-1) @ v).transpose(0, 1).to(query.dtype)
+        own_rows = slice(plan.query_starts[s], plan.query_starts[s + 1])
+        if own_rows.start == own_rows.stop:
+            continue
+        positions = plan.positions(s)[:, None]
+        pages = read_blocks(cache, plan.block_tables[s]).permute(1, 2, 0, 3, 4).flatten(2, 3)  # [2, K, M B, D]
+        if rows.exact is None:
+            keys = torch.arange(kv_len)
+            kv, hidden = pages[:, :, :kv_len], keys > positions
+        else:
+            own_block = positions // plan.block_size * plan.block_size  # where the block of each row begins
+            stored, exact = torch.arange(int(own_block[-1])), torch.arange(plan.start_of_block(s), kv_len)
+            own = rows.exact[exact_starts[s] : exact_starts[s + 1]].float().permute(1, 2, 0, 3)  # [2, K, X, D]
+            kv = torch.cat((pages[:, :, : len(stored)], own), 2)
+            hidden = torch.cat((stored >= own_block, (exact < own_block) | (exact > positions)), 1)
+        k, v = kv.repeat_interleave(num_heads // kv.shape[1], 1)  # [H, keys, D] each
+        scores = query[own_rows].float().transpose(0, 1) @ k.transpose(1, 2) / math.sqrt(head_dim)  # [H, T, keys]
+        out[own_rows] = (scores.masked_fill(hidden, -math.inf).softmax(-1) @ v).transpose(0, 1).to(query.dtype)
     return out

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from kernels.api import AttentionPlan, HeadNorms, Linear
-from kernels.reference import attention, layers, quant
+from kernels.kv import AttentionRows, LayerKV
+from kernels.reference import attention, cache, layers, quant
 from kernels.rows import Product, RowFormat, Rows, dense
 
 
@@ -26,20 +27,18 @@ class ReferenceKernels:
             residual.add_(dense(delta))
         return quant.to_rows(layers.rms_norm(residual, weight, eps), row_format)
 
-    def rotary_write_kv(
-        self, qkv: Product, norms: HeadNorms | None, cache: Tensor, layer: int, plan: AttentionPlan
-    ) -> Tensor:
-        num_kv_heads, _, head_dim = cache.shape[3:]
+    def rotary_write_kv(self, qkv: Product, norms: HeadNorms | None, kv: LayerKV, plan: AttentionPlan) -> AttentionRows:
+        num_kv_heads, _, head_dim = kv.body.shape[2:]
         heads = dense(qkv).float().view(len(plan.slots), -1, head_dim)  # [T, H + 2K, D]
         query, key, value = torch.split(heads, [heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
         if norms is not None:
             query = layers.rms_norm(query, norms.query, norms.eps)
             key = layers.rms_norm(key, norms.key, norms.eps)
-        attention.write_kv(layers.rotary(key, plan.cos, plan.sin), value, cache, layer, plan)
-        return layers.rotary(query, plan.cos, plan.sin).to(cache.dtype)
+        exact = cache.write_kv(layers.rotary(key, plan.cos, plan.sin), value, kv, plan)
+        return AttentionRows(layers.rotary(query, plan.cos, plan.sin).to(kv.compute_dtype), exact)
 
-    def attention(self, query: Tensor, cache: Tensor, layer: int, plan: AttentionPlan) -> Tensor:
-        return attention.attention(query, cache, layer, plan)
+    def attention(self, rows: AttentionRows, kv: LayerKV, plan: AttentionPlan) -> Tensor:
+        return attention.attention(rows, kv, plan)
 
     def silu_mul(self, gate_up: Product, row_format: RowFormat) -> Rows:
         return quant.to_rows(layers.silu_mul(dense(gate_up)), row_format)

@@ -16,8 +16,10 @@ from torch.profiler import ProfilerActivity, profile
 HERE = str(Path(__file__).parent)
 sys.path = [entry for entry in sys.path if entry != HERE] + [str(Path(__file__).parents[2]), HERE]
 
-from engine.checkpoint.bundled import bundled_model_path  # noqa: E402 (the path is set above)
+from engine.cache.spec import KV_DTYPES  # noqa: E402 (the path is set above)
+from engine.checkpoint.bundled import bundled_model_path  # noqa: E402
 from engine.inputs import ModelInputs  # noqa: E402
+from engine.kv_memory import KVCacheMemory  # noqa: E402
 from engine.models import load_model  # noqa: E402
 from kernels.select import KERNELS, select_kernels  # noqa: E402
 
@@ -43,6 +45,7 @@ def rows_of(num_seqs: int, query_len: int, kv_len: int) -> ModelInputs:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", default="bf16", choices=["fp32", "bf16", "int8"])
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=["auto", *KV_DTYPES])
     parser.add_argument("--kernels", default=None, choices=sorted(KERNELS))
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--context", type=int, default=180)
@@ -52,8 +55,10 @@ def main() -> None:
     model = load_model(bundled_model_path(), dtype=options.dtype, kernels=kernels)
     decode = rows_of(options.streams, 1, options.context)
     prefill = rows_of(max(1, options.prefill // 128), min(128, options.prefill), min(128, options.prefill))
-    cache = model.new_cache(options.streams * (options.context // BLOCK_SIZE + 2) + 128, BLOCK_SIZE)
-    print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {options.dtype}, {kernels.name}, {kernels.note}")
+    num_blocks = options.streams * (options.context // BLOCK_SIZE + 2) + 128
+    cache = KVCacheMemory(model.cache_spec(BLOCK_SIZE, options.kv_cache_dtype), num_blocks, options.streams)
+    form = f"{options.dtype}, KV {options.kv_cache_dtype}"
+    print(f"{os.cpu_count()} cores, {torch.get_num_threads()} threads, {form}, {kernels.name}, {kernels.note}")
     with torch.inference_mode():
         for name, inputs in (("decode", decode), ("prefill", prefill)):
             for _ in range(3):

@@ -56,7 +56,8 @@ def loader(runner: GatedRunner, *, before: Callable[[], object] = lambda: None) 
     def load() -> LoadedModel:
         before()
         tokenizer = GatedTokenizer()
-        return LoadedModel(ModelInfo("m", 64, 256), tokenizer, EngineCore(config, runner, check=True), "digest")  # type: ignore[arg-type]
+        core = EngineCore(config, runner, check=True)
+        return LoadedModel(ModelInfo("m", 64, 256), tokenizer, core, "digest", "layout")  # type: ignore[arg-type]
 
     return load
 

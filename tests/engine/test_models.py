@@ -13,7 +13,9 @@ from engine.checkpoint.gguf import read_gguf
 from engine.checkpoint.safetensors import read_safetensors
 from engine.errors import ModelLoadError
 from engine.inputs import ModelInputs
+from engine.kv_memory import KVCacheMemory
 from engine.models import MODELS, load_model
+from engine.models.layers import Model
 from engine.models.rotation import CheckpointRotation
 from engine.text.tokenizer import load_tokenizer
 from kernels.cpu.int8 import can_multiply_int8
@@ -65,6 +67,16 @@ def inputs_of(chunks: list[tuple[list[int], int, list[int]]], block_size: int = 
     )
 
 
+def memory_of(model: Model, num_blocks: int = 12, block_size: int = 4, **layout: Any) -> KVCacheMemory:
+    """A cache whose every number is NaN."""
+    memory = KVCacheMemory(model.cache_spec(block_size, **layout), num_blocks, num_tails=4)
+    for layer in memory.layers:
+        for tensor in (layer.body, layer.scales, layer.tail):
+            if tensor is not None and tensor.is_floating_point():
+                tensor.fill_(float("nan"))
+    return memory
+
+
 needs_int8 = pytest.mark.skipif(not can_multiply_int8(), reason="this CPU has neither VNNI nor AMX: no int8 here")
 TOKENS = [(7 * i * i + 3) % 131 for i in range(23)]
 TABLE = [9, 2, 5, 7, 1, 11]
@@ -77,7 +89,7 @@ def test_logits_equal_those_of_transformers(name: str, tied: bool, tmp_path: Pat
     """At most 1e-4 apart in float32, for every architecture in the table, tied and untied."""
     oracle = save_oracle(name, tmp_path, tie_word_embeddings=tied)
     model = load_model(tmp_path, dtype="fp32")
-    cache = model.new_cache(12, 4).fill_(float("nan"))
+    cache = memory_of(model)
     ours = model.forward(inputs_of([(TOKENS, 0, TABLE)]), cache)
     theirs = oracle(torch.tensor([TOKENS])).logits[0]
     assert (ours - theirs).abs().max() <= 1e-4
@@ -89,8 +101,8 @@ def test_chunks_and_batch_mates_do_not_change_logits(kernels: str, tmp_path: Pat
     """One pass, or chunks of odd sizes beside another sequence, in memory poisoned by NaN: the same logits."""
     save_oracle("LlamaForCausalLM", tmp_path)
     model = load_model(tmp_path, dtype="fp32", kernels=KERNELS[kernels]())
-    whole = model.forward(inputs_of([(TOKENS, 0, TABLE)]), model.new_cache(12, 4).fill_(float("nan")))
-    cache = model.new_cache(12, 4).fill_(float("nan"))
+    whole = model.forward(inputs_of([(TOKENS, 0, TABLE)]), memory_of(model))
+    cache = memory_of(model)
     other, rows, start = TOKENS[::-1][:9], [], 0
     for end in (1, 8, 9, 10, 22, 23):
         mate = other[: min(end, 9)]
@@ -137,7 +149,7 @@ def test_the_real_model_gives_the_logits_of_transformers() -> None:
     oracle.tie_weights()
     tokens = [(977 * i * i + 11) % config["vocab_size"] for i in range(64)]
     model = load_model(path, dtype="fp32")
-    ours = model.forward(inputs_of([(tokens, 0, [3, 1, 2, 0])], 16), model.new_cache(4, 16))
+    ours = model.forward(inputs_of([(tokens, 0, [3, 1, 2, 0])], 16), memory_of(model, 4, 16))
     assert (ours - oracle(torch.tensor([tokens])).logits[0]).abs().max() <= 1e-3
 
 
@@ -161,7 +173,7 @@ def test_a_step_that_wants_no_logits_gives_none(tmp_path: Path) -> None:
         model = load_model(tmp_path, dtype=dtype)
         inputs = inputs_of([(TOKENS, 0, TABLE)])
         inputs.logit_rows = torch.tensor([], dtype=torch.int64)
-        assert model.forward(inputs, model.new_cache(12, 4)).shape == (0, 131)
+        assert model.forward(inputs, memory_of(model)).shape == (0, 131)
 
 
 @pytest.mark.parametrize("setting", ["mlp_bias", "attention_bias"])
@@ -189,7 +201,7 @@ def test_a_rotated_checkpoint_is_the_same_function(name: str, tied: bool, tmp_pa
     (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     turned = load_model(tmp_path, dtype="fp32")
     inputs = inputs_of([(TOKENS, 0, TABLE)])
-    ours, given = (model.forward(inputs, model.new_cache(12, 4)) for model in (turned, plain))
+    ours, given = (model.forward(inputs, memory_of(model)) for model in (turned, plain))
     assert (ours - given).abs().max() <= 1e-4
 
 
@@ -204,7 +216,7 @@ def test_int8_hardly_changes_the_real_model() -> None:
     table, losses = list(range(32)), {}
     for dtype in ("fp32", "int8"):
         model = load_model(path, dtype=dtype)
-        logits = model.forward(inputs_of([(given, 0, table)], 16), model.new_cache(32, 16))
+        logits = model.forward(inputs_of([(given, 0, table)], 16), memory_of(model, 32, 16))
         losses[dtype] = float(torch.nn.functional.cross_entropy(logits, wanted))
     assert abs(losses["int8"] - losses["fp32"]) < 0.03
 

@@ -10,6 +10,7 @@ from kernels.api import TOLERANCES, AttentionPlan, HeadNorms
 from kernels.cpu.int8 import can_multiply_int8
 from kernels.cpu.linear import PlainLinear, can_pack
 from kernels.cpu.native import load_native
+from kernels.kv import LayerKV
 from kernels.reference.quant import hadamard_blocks, hadamard_matrix, quantise_rows
 from kernels.rows import QuantRows, RowFormat, ScaledRows, dense
 from kernels.select import KERNELS, select_kernels
@@ -195,8 +196,10 @@ def test_rotation_and_attention_equal_their_twins(name: str, dtype: torch.dtype,
     results, queries, caches = [], [], []
     for kernels in (select_kernels("cpu", prefer=name), REFERENCE):
         own, step = cache.clone(), plan_of(query_lens, kv_lens, tables)
-        queries.append(kernels.rotary_write_kv(product, norms, own, 1, step))
-        results.append(kernels.attention(queries[-1], own, 1, step))
+        kv = LayerKV(own[:, 1])
+        rows = kernels.rotary_write_kv(product, norms, kv, step)
+        queries.append(rows.query)
+        results.append(kernels.attention(rows, kv, step))
         caches.append(own)
     assert torch.equal(caches[0].isnan(), caches[1].isnan())
     assert_near(caches[0].nan_to_num(7.0), caches[1].nan_to_num(7.0), "rotary_write_kv", dtype)

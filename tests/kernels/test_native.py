@@ -191,10 +191,10 @@ def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
     """Schemas say what is mutated, and the shapes for tracing are right."""
     v4flash, x, gate_up = torch.ops.v4flash, torch.randn(3, 32), torch.randn(3, 64)
     norm = (x.clone(), x, torch.ones(3), torch.ones(32), 1e-5)
-    rotary = (torch.randn(3, 32), None, *torch.randn(2, 3, 4), torch.arange(3), torch.zeros(2, 1, 2, 1, 4, 8), 0, 2)
+    rotary = (torch.randn(3, 32), None, *torch.randn(2, 3, 4), torch.arange(3), torch.zeros(2, 2, 1, 4, 8), 2)
     int32 = {"dtype": torch.int32}
     tables = (torch.tensor([0, 3], **int32), torch.tensor([5], **int32), torch.tensor([[1, 0]], **int32))
-    attention = (torch.randn(3, 2, 8), torch.randn(2, 1, 2, 1, 4, 8), 0, *tables, torch.empty(0, 3, **int32))
+    attention = (torch.randn(3, 2, 8), torch.randn(2, 2, 1, 4, 8), *tables, torch.empty(0, 3, **int32))
     for op, args in (
         (v4flash.add_rms_norm, norm),
         (v4flash.add_rms_norm_int8, norm),

@@ -68,7 +68,7 @@ class Step:
     def attend(self, ops: NativeOps, shared: list[tuple[int, int, int]] | None = None) -> Tensor:
         groups = torch.tensor(shared, dtype=INT32) if shared else NONE_SHARED
         starts, lens = (torch.tensor(x, dtype=INT32) for x in (self.query_starts, self.kv_lens))
-        return ops.attention(self.query, self.cache, 1, starts, lens, self.tables.to(INT32), groups)
+        return ops.attention(self.query, self.cache[:, 1], starts, lens, self.tables.to(INT32), groups)
 
     def assert_right(self, ours: Tensor) -> None:
         assert ours.dtype == self.query.dtype
@@ -160,8 +160,7 @@ def test_a_row_does_not_depend_on_its_batch_mates(ops: NativeOps, dtype: torch.d
         try:
             alone = ops.attention(
                 step.query[rows].contiguous(),
-                step.cache,
-                1,
+                step.cache[:, 1],
                 torch.tensor([0, rows.stop - rows.start], dtype=INT32),
                 torch.tensor([kv_len], dtype=INT32),
                 step.tables[s : s + 1].to(INT32),
@@ -186,7 +185,7 @@ def test_tables_that_lead_out_of_the_cache_are_refused(ops: NativeOps) -> None:
     slots = torch.tensor([step.cache.shape[0] * 16])
     angles = torch.zeros(1, 32)
     with pytest.raises(RuntimeError, match="is not in the cache"):
-        ops.rotary_write_kv(torch.zeros(1, 10 * 64), None, angles, angles, slots, step.cache, 1, 6)
+        ops.rotary_write_kv(torch.zeros(1, 10 * 64), None, angles, angles, slots, step.cache[:, 1], 6)
 
 
 def turned(heads: Tensor, norm: Tensor | None, angles: Tensor) -> Tensor:
@@ -214,7 +213,7 @@ def test_rotation_and_cache_write_equal_their_twins(
     norms = [torch.randn(head_dim).to(dtype) if with_norms else None for _ in range(2)]
     cache = torch.full((num_blocks, 2, 2, num_kv_heads, block_size, head_dim), float("nan"), dtype=dtype)
     query = ops.rotary_write_kv(
-        qkv, scales, angles.cos(), angles.sin(), slots, cache, 1, num_heads, norms[0], norms[1], 1e-5
+        qkv, scales, angles.cos(), angles.sin(), slots, cache[:, 1], num_heads, norms[0], norms[1], 1e-5
     )
     heads = (qkv.float() * scales[:, None]).view(num_rows, -1, head_dim)
     twins = heads.split([num_heads, num_kv_heads, num_kv_heads], 1)

@@ -38,20 +38,18 @@ def rotary_write_kv(
     cos: Tensor,
     sin: Tensor,
     slots: Tensor,
-    cache: Tensor,
-    layer: int,
+    body: Tensor,
     num_heads: int,
     query_norm: Tensor | None,
     key_norm: Tensor | None,
     eps: float,
 ) -> Tensor:
-    return cache.new_empty((qkv.shape[0], num_heads, cache.shape[5]))
+    return body.new_empty((qkv.shape[0], num_heads, body.shape[4]))
 
 
 def attention(
     query: Tensor,
-    cache: Tensor,
-    layer: int,
+    body: Tensor,
     query_starts: Tensor,
     kv_lens: Tensor,
     block_tables: Tensor,

@@ -40,13 +40,13 @@ def _silu_mul(ops: NativeOps, generator: torch.Generator) -> bool:
 
 def _attention(ops: NativeOps, generator: torch.Generator) -> bool:
     """A prefill of 9 rows and a decode row, two heads to one key head."""
-    blocks = torch.randn(8, 1, 2, 1, _BLOCK, _DIM, generator=generator).bfloat16()
+    blocks = torch.randn(8, 2, 1, _BLOCK, _DIM, generator=generator).bfloat16()
     query = torch.randn(10, 2, _DIM, generator=generator).bfloat16()
     tables = torch.tensor([[5, 2, 7], [0, 3, 1]], dtype=torch.int32)
     starts, lens = torch.tensor([0, 9, 10], dtype=torch.int32), torch.tensor([9, 11], dtype=torch.int32)
-    ours = ops.attention(query, blocks, 0, starts, lens, tables, torch.empty(0, 3, dtype=torch.int32))
+    ours = ops.attention(query, blocks, starts, lens, tables, torch.empty(0, 3, dtype=torch.int32))
     for s, (rows, kv_len) in enumerate(((slice(0, 9), 9), (slice(9, 10), 11))):
-        key, value = blocks[tables[s].long(), 0, :, 0].float().transpose(0, 1).flatten(1, 2)[:, :kv_len]
+        key, value = blocks[tables[s].long(), :, 0].float().transpose(0, 1).flatten(1, 2)[:, :kv_len]
         scores = query[rows].float().transpose(0, 1) @ key.T / math.sqrt(_DIM)  # [H, T, kv_len]
         future = torch.ones(scores.shape[1:]).triu(kv_len - scores.shape[1] + 1).bool()
         expected = scores.masked_fill(future, -math.inf).softmax(-1) @ value

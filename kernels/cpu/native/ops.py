@@ -1,4 +1,5 @@
-"""The typed face of the native operations. Shape letters are those of `kernels.api`; all tensors are contiguous."""
+"""The typed face of the native operations. Shape letters are those of `kernels.api`; all tensors are contiguous, but
+the blocks of a layer may lie apart."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,27 +48,23 @@ class NativeOps:
         cos: Tensor,
         sin: Tensor,
         slots: Tensor,
-        cache: Tensor,
-        layer: int,
+        body: Tensor,
         num_heads: int,
         query_norm: Tensor | None = None,
         key_norm: Tensor | None = None,
         eps: float = 0.0,
     ) -> Tensor:
         """qkv [T, (H + 2 K) D], times scales [T]: query and key over their root mean square times the norms [D] where
-        given, halves rotated by cos, sin [T, D / 2]; key and value to slots [T] int64 of the cache's layer, rounded
-        once. Returns the query [T, H, D] in the cache's dtype."""
+        given, halves rotated by cos, sin [T, D / 2]; key and value to slots [T] int64 of body [N, 2, K, B, D], rounded
+        once. Returns the query [T, H, D] in the body's dtype."""
         return _tensor(
-            torch.ops.v4flash.rotary_write_kv(
-                qkv, scales, cos, sin, slots, cache, layer, num_heads, query_norm, key_norm, eps
-            )
+            torch.ops.v4flash.rotary_write_kv(qkv, scales, cos, sin, slots, body, num_heads, query_norm, key_norm, eps)
         )
 
     def attention(
         self,
         query: Tensor,
-        cache: Tensor,
-        layer: int,
+        body: Tensor,
         query_starts: Tensor,
         kv_lens: Tensor,
         block_tables: Tensor,
@@ -76,9 +73,7 @@ class NativeOps:
         """Causal attention of ragged rows [T, H, D], prefill chunks and decode rows in one call; tables as in
         `AttentionPlan`, int32. shared_groups [groups, 3] int32: (first sequence, number of sequences, number of leading
         blocks that all of them share and that lie before their rows), ascending; shared keys are read once for all."""
-        return _tensor(
-            torch.ops.v4flash.attention(query, cache, layer, query_starts, kv_lens, block_tables, shared_groups)
-        )
+        return _tensor(torch.ops.v4flash.attention(query, body, query_starts, kv_lens, block_tables, shared_groups))
 
     def matvec(
         self, x: Tensor, weight: Tensor, weight_scales: Tensor | None = None, x_scales: Tensor | None = None

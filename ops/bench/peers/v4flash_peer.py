@@ -11,6 +11,7 @@ from engine.checkpoint.bundled import bundled_model_path
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.inputs import ModelInputs
+from engine.kv_memory import KVCacheMemory
 from engine.models import load_model
 from engine.request import Request
 from engine.runner import TorchRunner
@@ -50,7 +51,7 @@ class V4flashPeer:
         """Through the same paged cache and kernels as an answer, in prefill steps of ROWS tokens."""
         size = self._config.block_size
         num_blocks = -(-max(map(len, windows)) // size)
-        cache = self._model.new_cache(num_blocks, size)
+        cache = KVCacheMemory(self._model.cache_spec(size), num_blocks, num_tails=1)
         total, count = 0.0, 0
         for window in windows:
             for start in range(0, len(window) - 1, ROWS):

@@ -45,7 +45,7 @@ def open_core(model: Model, directory: Path | None, num_blocks: int = 16) -> Eng
     )
     runner = TorchRunner(model, config)
     core = EngineCore(
-        config, runner, transfers=None if config.cold is None else open_transfers(config.cold, runner), check=True
+        config, runner, transfers=None if config.cold is None else open_transfers(config.cold, runner.cache), check=True
     )
     core.probe_prefill()
     return core

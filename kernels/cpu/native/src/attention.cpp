@@ -12,13 +12,13 @@
 namespace v4flash {
 namespace {
 
-void check_tables(const Tensor& cache, const Tensor& starts, const Tensor& lens, const Tensor& tables,
+void check_tables(const Tensor& body, const Tensor& starts, const Tensor& lens, const Tensor& tables,
                   int64_t num_rows) {
   for (const Tensor& t : {starts, lens, tables}) {
     TORCH_CHECK(t.scalar_type() == at::kInt && t.is_contiguous(), "lengths and tables must be contiguous int32");
   }
   TORCH_CHECK(lens.dim() == 1 && starts.dim() == 1 && tables.dim() == 2, "lengths and tables have wrong dimensions");
-  const int64_t num_seqs = lens.size(0), width = tables.size(1), size = cache.size(4);
+  const int64_t num_seqs = lens.size(0), width = tables.size(1), size = body.size(3);
   TORCH_CHECK(starts.size(0) == num_seqs + 1 && tables.size(0) == num_seqs, "one length and one table a sequence");
   const auto *start = starts.const_data_ptr<int32_t>(), *len = lens.const_data_ptr<int32_t>();
   const auto* table = tables.const_data_ptr<int32_t>();
@@ -29,7 +29,7 @@ void check_tables(const Tensor& cache, const Tensor& starts, const Tensor& lens,
     TORCH_CHECK(num_blocks <= width, "the table of sequence ", s, " is too short");
     for (int64_t b = 0; b < num_blocks; ++b) {
       const int32_t block = table[s * width + b];
-      TORCH_CHECK(block >= 0 && block < cache.size(0), "block ", block, " of sequence ", s, " is not in the cache");
+      TORCH_CHECK(block >= 0 && block < body.size(0), "block ", block, " of sequence ", s, " is not in the cache");
     }
   }
 }
@@ -134,18 +134,17 @@ void attend(const Paged<T>& paged, const Tensor& groups) {
 
 }  // namespace
 
-Tensor attention(const Tensor& query, const Tensor& cache, int64_t layer, const Tensor& query_starts,
-                 const Tensor& kv_lens, const Tensor& block_tables, const Tensor& shared_groups) {
+Tensor attention(const Tensor& query, const Tensor& body, const Tensor& query_starts, const Tensor& kv_lens,
+                 const Tensor& block_tables, const Tensor& shared_groups) {
   check_float(query, 3, "query");
-  check_float(cache, 6, "cache");
-  TORCH_CHECK(query.scalar_type() == cache.scalar_type(), "query and cache must be of one dtype");
-  TORCH_CHECK(layer >= 0 && layer < cache.size(1), "no layer ", layer, " in the cache");
-  const int64_t num_heads = query.size(1), num_kv_heads = cache.size(3), size = cache.size(4), dim = cache.size(5);
+  check_body(body);
+  TORCH_CHECK(query.scalar_type() == body.scalar_type(), "query and body must be of one dtype");
+  const int64_t num_heads = query.size(1), num_kv_heads = body.size(2), size = body.size(3), dim = body.size(4);
   TORCH_CHECK(query.size(2) == dim && dim > 0 && num_heads % num_kv_heads == 0,
-              "query must have the cache's head dimension and a multiple of its heads");
+              "query must have the body's head dimension and a multiple of its heads");
   TORCH_CHECK(num_heads / num_kv_heads <= kSlabRows, "more than ", kSlabRows,
               " query heads share a key head");
-  check_tables(cache, query_starts, kv_lens, block_tables, query.size(0));
+  check_tables(body, query_starts, kv_lens, block_tables, query.size(0));
   Tensor out = at::empty(query.sizes(), query.options());
   by_dtype(query.scalar_type(), [&](auto element) {
     using T = decltype(element);
@@ -163,8 +162,8 @@ Tensor attention(const Tensor& query, const Tensor& cache, int64_t layer, const 
     paged.block_size = size;
     paged.head_dim = dim;
     paged.value_offset = num_kv_heads * size * dim;
-    paged.block_stride = cache.size(1) * 2 * paged.value_offset;
-    paged.cache = cache.const_data_ptr<T>() + layer * 2 * paged.value_offset;
+    paged.block_stride = body.stride(0);
+    paged.cache = body.const_data_ptr<T>();
     paged.scale = static_cast<float>(M_LOG2E / std::sqrt(static_cast<double>(dim)));
     check_groups(paged, shared_groups);
 #if defined(__AMX_BF16__)

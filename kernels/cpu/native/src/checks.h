@@ -20,6 +20,12 @@ inline void check_float(const Tensor& t, int64_t dim, const char* name) {
   check_rows(t, dim, name);
   TORCH_CHECK(is_float(t), name, " must be float32 or bfloat16, not ", t.scalar_type());
 }
+// A layer of the cache [N, 2, K, B, D]: each block contiguous, blocks anywhere.
+inline void check_body(const Tensor& t) {
+  TORCH_CHECK(t.dim() == 5 && t.stride(4) == 1 && t.stride(3) == t.size(4) && t.stride(2) == t.size(3) * t.size(4) &&
+                  t.stride(1) == t.size(2) * t.size(3) * t.size(4),
+              "body must be blocks [N, 2, K, B, D], each contiguous, not ", t.sizes());
+}
 inline void check_vector(const Tensor& t, at::ScalarType dtype, int64_t size, const char* name) {
   check_rows(t, 1, name);
   TORCH_CHECK(t.scalar_type() == dtype && t.size(0) == size, name, " must be ", size, " of ", dtype, ", not ",

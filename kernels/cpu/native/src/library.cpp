@@ -12,10 +12,10 @@ TORCH_LIBRARY(v4flash, m) {
   m.def("silu_mul_int8(Tensor gate_up, Tensor? scales, int hadamard) -> (Tensor, Tensor)");
   m.def("quantise_rows(Tensor x) -> (Tensor, Tensor)");
   m.def(
-      "rotary_write_kv(Tensor qkv, Tensor? scales, Tensor cos, Tensor sin, Tensor slots, Tensor(a!) cache, int layer,"
+      "rotary_write_kv(Tensor qkv, Tensor? scales, Tensor cos, Tensor sin, Tensor slots, Tensor(a!) body,"
       " int num_heads, Tensor? query_norm, Tensor? key_norm, float eps) -> Tensor");
   m.def(
-      "attention(Tensor query, Tensor cache, int layer, Tensor query_starts, Tensor kv_lens, Tensor block_tables,"
+      "attention(Tensor query, Tensor body, Tensor query_starts, Tensor kv_lens, Tensor block_tables,"
       " Tensor shared_groups) -> Tensor");
   m.def("matvec(Tensor x, Tensor weight, Tensor? weight_scales, Tensor? x_scales) -> Tensor");
   m.def("wide_linear(Tensor x, Tensor weight) -> Tensor");

@@ -1,4 +1,4 @@
-// One layer of the paged cache [N, L, 2, K, B, D] and the sequences of a step in it.
+// One layer of the paged cache, blocks [2, K, B, D], and the sequences of a step in it.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@ namespace v4flash {
 template <class T>
 struct Paged {
   const T* query;  // [T, H, D]
-  const T* cache;  // at the layer in question
+  const T* cache;  // its first block
   T* out;          // [T, H, D]
   const int32_t* query_starts;
   const int32_t* kv_lens;

@@ -39,12 +39,12 @@ void rotate_head(const float* head, int64_t half, const float* cos, const float*
 }
 
 struct Shape {
-  int64_t num_rows, num_heads, num_kv_heads, block_size, head_dim, layer, layers;
+  int64_t num_rows, num_heads, num_kv_heads, block_size, head_dim, block_stride;
 };
 
 template <class T, class Out, class W>
 void split_rows(const Shape& shape, const T* qkv, const float* scales, const float* cos, const float* sin,
-                const int64_t* slots, Out* cache, const W* query_norm, const W* key_norm, float eps, Out* query) {
+                const int64_t* slots, Out* body, const W* query_norm, const W* key_norm, float eps, Out* query) {
   const int64_t dim = shape.head_dim, half = dim / 2, rotated = shape.num_heads + shape.num_kv_heads;
   const int64_t width = (rotated + shape.num_kv_heads) * dim, head_stride = shape.block_size * dim;
   for_rows(shape.num_rows, width, [&](int64_t begin, int64_t end) {
@@ -54,8 +54,7 @@ void split_rows(const Shape& shape, const T* qkv, const float* scales, const flo
     for (int64_t t = begin; t < end; ++t) {
       const T* from = qkv + t * width;
       const float scale = scales ? scales[t] : 1.f;
-      const int64_t page = (slots[t] / shape.block_size * shape.layers + shape.layer) * 2 * shape.num_kv_heads;
-      Out* keys = cache + page * head_stride + slots[t] % shape.block_size * dim;
+      Out* keys = body + slots[t] / shape.block_size * shape.block_stride + slots[t] % shape.block_size * dim;
       Out* values = keys + shape.num_kv_heads * head_stride;
       for (int64_t h = 0; h < rotated; ++h) {
         const bool is_key = h >= shape.num_heads;
@@ -81,15 +80,13 @@ void check_norm(const OptionalTensor& norm, int64_t head_dim, const char* name) 
 }  // namespace
 
 Tensor rotary_write_kv(const Tensor& qkv, const OptionalTensor& scales, const Tensor& cos, const Tensor& sin,
-                       const Tensor& slots, Tensor& cache, int64_t layer, int64_t num_heads,
-                       const OptionalTensor& query_norm, const OptionalTensor& key_norm, double eps) {
+                       const Tensor& slots, Tensor& body, int64_t num_heads, const OptionalTensor& query_norm, const OptionalTensor& key_norm, double eps) {
   check_float(qkv, 2, "qkv");
-  check_float(cache, 6, "cache");
-  const Shape shape{qkv.size(0),    num_heads, cache.size(3), cache.size(4),
-                    cache.size(5), layer,     cache.size(1)};
+  check_body(body);
+  TORCH_CHECK(is_float(body), "body must be float32 or bfloat16, not ", body.scalar_type());
+  const Shape shape{qkv.size(0), num_heads, body.size(2), body.size(3), body.size(4), body.stride(0)};
   TORCH_CHECK(shape.head_dim % 2 == 0, "an odd head dimension has no halves to rotate");
   TORCH_CHECK(qkv.size(1) == (num_heads + 2 * shape.num_kv_heads) * shape.head_dim, "qkv has the wrong width");
-  TORCH_CHECK(layer >= 0 && layer < shape.layers, "no layer ", layer, " in the cache");
   for (const Tensor& angles : {cos, sin}) {
     check_rows(angles, 2, "cos and sin");
     TORCH_CHECK(angles.scalar_type() == at::kFloat && angles.size(0) == shape.num_rows &&
@@ -103,18 +100,18 @@ Tensor rotary_write_kv(const Tensor& qkv, const OptionalTensor& scales, const Te
   TORCH_CHECK(!query_norm || !key_norm || key_norm->scalar_type() == norm_dtype, "norms must be of one dtype");
   const auto* slot = slots.const_data_ptr<int64_t>();
   for (int64_t t = 0; t < shape.num_rows; ++t) {
-    TORCH_CHECK(slot[t] >= 0 && slot[t] < cache.size(0) * shape.block_size, "slot ", slot[t], " is not in the cache");
+    TORCH_CHECK(slot[t] >= 0 && slot[t] < body.size(0) * shape.block_size, "slot ", slot[t], " is not in the cache");
   }
   const float* row_scales = scales_of(scales, shape.num_rows, "scales");
-  Tensor query = at::empty({shape.num_rows, num_heads, shape.head_dim}, cache.options());
+  Tensor query = at::empty({shape.num_rows, num_heads, shape.head_dim}, body.options());
   by_dtype(qkv.scalar_type(), [&](auto in_element) {
-    by_dtype(cache.scalar_type(), [&](auto out_element) {
+    by_dtype(body.scalar_type(), [&](auto out_element) {
       by_dtype(norm_dtype, [&](auto norm_element) {
         using T = decltype(in_element);
         using Out = decltype(out_element);
         using W = decltype(norm_element);
         split_rows<T, Out, W>(shape, qkv.const_data_ptr<T>(), row_scales, cos.const_data_ptr<float>(),
-                              sin.const_data_ptr<float>(), slot, cache.mutable_data_ptr<Out>(),
+                              sin.const_data_ptr<float>(), slot, body.mutable_data_ptr<Out>(),
                               query_norm ? query_norm->const_data_ptr<W>() : nullptr,
                               key_norm ? key_norm->const_data_ptr<W>() : nullptr, static_cast<float>(eps),
                               query.mutable_data_ptr<Out>());
