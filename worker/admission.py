@@ -50,6 +50,8 @@ class Admission:
         self._answered = answered
         self._policy = policy
         self._held: dict[tuple[TopicPartition, int], Held] = {}
+        self._elsewhere: set[Answered] = set()
+        self._freed: set[Answered] = set()
         self._gather_until = 0.0
 
     def __repr__(self) -> str:
@@ -63,11 +65,20 @@ class Admission:
         """Partitions came to us (monotonic seconds)."""
         self._gather_until = now + GATHER_SECONDS
 
+    def leave_alone(self, prompts: Collection[Answered]) -> None:
+        """A process whose end we will hear of is answering these: they are held, lease or not."""
+        self._elsewhere |= set(prompts)
+
+    def left_behind(self) -> None:
+        """That process has gone: what it has not answered may start, lease or not."""
+        self._freed |= self._elsewhere
+        self._elsewhere.clear()
+
     def arrived(self, held: Held) -> None:
         """A new record, `OffsetTracker.arrived` already."""
         record = held.record
         self._held[record.tp, record.offset] = held
-        told = Answered(record.tp, record.offset, record.timestamp_ms)
+        told = Answered.of(record)
         if told in self._answered:
             self.answered(told)
 
@@ -84,8 +95,9 @@ class Admission:
         held = self._held.get((told.tp, told.offset))
         if held is None or held.record.timestamp_ms != told.timestamp_ms:
             return False
-        if self._tracker.lease_until_ms(told.tp, told.offset) is None:
+        if told not in self._elsewhere and self._tracker.lease_until_ms(told.tp, told.offset) is None:
             return False
+        self._elsewhere.discard(told)
         del self._held[told.tp, told.offset]
         self._tracker.finished(told.tp, told.offset)
         return True
@@ -122,6 +134,9 @@ class Admission:
         return mark.deaths if mark.vanished >= self._policy.alone_after else None
 
     def _is_leased(self, held: Held, wall_ms: int) -> bool:
+        prompt = Answered.of(held.record)
+        if prompt in self._elsewhere or prompt in self._freed:
+            return prompt in self._elsewhere
         until = self._tracker.lease_until_ms(held.record.tp, held.record.offset)
         if until is None:
             return False

@@ -23,17 +23,18 @@ from worker.assignment import Assignment
 from worker.backpressure import Backpressure
 from worker.broker.api import Broker, BrokerError, BrokerUnavailableError, Record
 from worker.cancel import CancelBook
-from worker.client_lifecycle import bounded, started
+from worker.client_lifecycle import bounded, started, unless
 from worker.clock import Clock
 from worker.commit_metadata import MetadataCodec
 from worker.committer import Committer
 from worker.control import ControlReader
 from worker.dead_letter import DeadLetterPolicy, DeadLetters
 from worker.fair_queue import FairQueue
+from worker.handover import Handover, NoHandover
 from worker.identities import Identities
 from worker.intake import Intake
 from worker.job_services import JobLimits, JobServices
-from worker.lease import AnsweredBook, parse_done
+from worker.lease import Answered, AnsweredBook, parse_done
 from worker.metrics import Metrics
 from worker.offsets import OffsetTracker
 from worker.quotas import Quotas
@@ -48,6 +49,7 @@ from worker.tails import empty_tails
 from worker.watchdog import Watchdog
 
 LEAVE_SECONDS = 10.0
+AT_ONCE_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -70,6 +72,9 @@ class WorkerApp:
         self._names = settings.names
         self._routes = settings.route_table
         self._stop = asyncio.Event()
+        self._leave_seconds = LEAVE_SECONDS
+        self._handing_over = False
+        self._jobs: RunningJobs | None = None
         self._classes: dict[str, PriorityClass] = {}
         own_topics = (
             self._names.own | {self._names.replies} | {r.output_topic for r in self._routes.routes if r.output_topic}
@@ -140,41 +145,57 @@ class WorkerApp:
         """Why the process should be restarted; None while every partition that is asked moves on."""
         return self._watchdog.reason
 
-    def request_stop(self) -> None:
-        """Stop taking prompts; `run` returns when what runs has ended, or the grace has. Idempotent."""
+    def request_stop(self, *, at_once: bool = False) -> None:
+        """Stop taking prompts; `run` returns when what runs has ended, or the grace has. With `at_once` the grace is
+        over now, and the broker gets a second to take the last commit. Idempotent."""
+        self._stop.set()
+        if at_once:
+            self._leave_seconds = AT_ONCE_SECONDS
+            if self._jobs is not None:
+                self._jobs.abort()
+
+    def request_hand_over(self) -> None:
+        """Leave the group now, with leases on what runs, and answer that: it has `lease_seconds`."""
+        self._handing_over = True
         self._stop.set()
 
-    async def run(self, *, until_end: bool = False) -> None:
+    def answered_elsewhere(self, told: Answered) -> None:
+        """Another process has dealt with this prompt."""
+        self._answered.add(told)
+        if self._admission.answered(told):
+            self._committer.progressed()
+            self._intake.changed()
+
+    def left_behind(self) -> None:
+        """The process that was answering what we left alone has gone."""
+        self._admission.left_behind()
+        self._intake.changed()
+
+    async def run(self, *, until_end: bool = False, handover: Handover | None = None) -> None:
         """Serve until `request_stop`, or with `until_end` until what was there at the start is answered and committed.
 
         Raises what makes serving impossible (dead engine, broker out of reach); unfinished prompts stay uncommitted.
         """
-        jobs = RunningJobs(
+        handover = handover or NoHandover()
+        self._jobs = jobs = RunningJobs(
             self._services(patient=not until_end),
             self._routes,
             self._tracker,
             self._committer,
             released=self._intake.released,
+            answered=handover.answered,
             lease_seconds=self._settings.lease_seconds,
         )
         control = ControlReader(self._control, (self._cancels.take, self._take_done))
         async with AsyncExitStack() as leaving:
-            for client in (self._admin, self._subscription, self._producers.own, self._producers.named, self._control):
-                leaving.push_async_callback(bounded, client.stop, LEAVE_SECONDS)
-            leaving.push_async_callback(bounded, self._engine.close, LEAVE_SECONDS)
-            if not self._engine.health.ready:
-                await self._engine.start()
-                log.info("model loaded", model=self._engine.model.name, kernels=self._engine.model.kernels)
-            for client in (self._admin, self._producers.own, self._producers.named, self._control):
-                await started(client)
-            self._codec.bind(await self._admin.cluster_id())
-            await control.catch_up()
-            await started(self._subscription)
+            leaving.push_async_callback(self._leave)
+            if not await unless(self._stop, self._start(control, handover)):
+                return
             async with asyncio.TaskGroup() as tasks:
                 background = [
                     tasks.create_task(work)
                     for work in (
-                        self._announce(),
+                        self._announce(handover),
                         control.run(),
                         self._committer.run(),
                         self._subscription.run(),
@@ -185,29 +206,51 @@ class WorkerApp:
                 ]
                 async with asyncio.TaskGroup() as group:
                     await self._intake.run(partial(jobs.start, group), stop=self._stop, until_end=until_end)
-                    await jobs.drain(None if until_end and not self._stop.is_set() else self._settings.grace_seconds)
+                    grace = None if until_end and not self._stop.is_set() else self._settings.grace_seconds
+                    if self._handing_over:
+                        grace = self._settings.lease_seconds
+                        running = jobs.prompts  # before the commit: whatever ends after it is told
+                        await bounded(self._subscription.hand_over, self._leave_seconds)
+                        handover.handed_over(running)
+                    await jobs.drain(grace)
                 for task in background:
                     task.cancel()
             self._tracker.given_up()
             await self._commit_at_last(must=until_end and not self._stop.is_set())
 
+    async def _start(self, control: ControlReader, handover: Handover) -> None:
+        """Everything until the group is joined."""
+        if not self._engine.health.ready:
+            await self._engine.start()
+            log.info("model loaded", model=self._engine.model.name, kernels=self._engine.model.kernels)
+        self._admission.leave_alone(await handover.may_join())
+        for client in (self._admin, self._producers.own, self._producers.named, self._control):
+            await started(client)
+        self._codec.bind(await self._admin.cluster_id())
+        await control.catch_up()
+        await started(self._subscription)
+
+    async def _leave(self) -> None:
+        """Give the broker and the engine up, each within its time."""
+        await bounded(self._engine.close, self._leave_seconds)
+        clients = (self._control, self._producers.named, self._producers.own, self._subscription, self._admin)
+        await asyncio.gather(*(bounded(client.stop, self._leave_seconds) for client in clients))
+
     def _take_done(self, record: Record) -> None:
         told = parse_done(record)
         if told is not None:
-            self._answered.add(told)
-            if self._admission.answered(told):
-                self._committer.progressed()
-                self._intake.changed()
+            self.answered_elsewhere(told)
 
-    async def _announce(self) -> None:
+    async def _announce(self, handover: Handover) -> None:
         """Say once that prompts are taken."""
         await self._assignment.known.wait()
+        handover.serving()
         log.info("taking prompts", group_id=self._settings.group_id, num_partitions=len(self._assignment.open))
 
     async def _commit_at_last(self, *, must: bool) -> None:
         """The last commit, within the grace: what it does not reach is answered again by the next worker."""
         try:
-            async with asyncio.timeout(min(LEAVE_SECONDS, self._settings.grace_seconds)):
+            async with asyncio.timeout(min(self._leave_seconds, self._settings.grace_seconds)):
                 await self._committer.commit()
         except (BrokerError, TimeoutError) as error:
             if must:

@@ -1,8 +1,8 @@
 """Starts clients of the broker with patience, and leaves them without waiting for ever."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol
 
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
@@ -37,3 +37,18 @@ async def bounded(leave: Callable[[], Awaitable[None]], seconds: float) -> None:
             await leave()
     except TimeoutError:
         log.warning("left behind", what=getattr(leave, "__qualname__", repr(leave)), seconds=seconds)
+
+
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Await `work`, or give it up when `stop` is set first; whether it ended. Raises what it raises."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+            return True
+        return False
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)

@@ -16,6 +16,10 @@ class Answered(NamedTuple):
     offset: int
     timestamp_ms: int
 
+    @classmethod
+    def of(cls, prompt: Record) -> "Answered":
+        return cls(prompt.tp, prompt.offset, prompt.timestamp_ms)
+
 
 def done_record(prompt: Record) -> tuple[bytes, bytes]:
     """Key and value of "this prompt is dealt with" on the control topic."""

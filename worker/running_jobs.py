@@ -11,7 +11,7 @@ from worker.broker.api import BrokerError, Record
 from worker.committer import Committer
 from worker.job import Job
 from worker.job_services import JobServices
-from worker.lease import done_record
+from worker.lease import Answered, done_record
 from worker.offsets import OffsetTracker
 
 log = structlog.get_logger(__name__)
@@ -20,7 +20,8 @@ log = structlog.get_logger(__name__)
 class RunningJobs:
     """An offset is finished when its job returns, and stays for redelivery when the job raises or is aborted.
 
-    `released` is called at each end. Whoever owns the partition by then is told within `lease_seconds`.
+    `released` is called at each end. Whoever owns the partition by then is told within `lease_seconds`, and `answered`
+    is called at once.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class RunningJobs:
         committer: Committer,
         *,
         released: Callable[[], None],
+        answered: Callable[[Answered], None],
         lease_seconds: float,
     ) -> None:
         self._services = services
@@ -38,14 +40,21 @@ class RunningJobs:
         self._tracker = tracker
         self._committer = committer
         self._released = released
+        self._answered = answered
         self._lease_seconds = lease_seconds
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Record] = {}
+        self._aborted = False
+
+    @property
+    def prompts(self) -> list[Answered]:
+        """What is not dealt with yet."""
+        return [Answered.of(record) for record in self._tasks.values()]
 
     def start(self, group: asyncio.TaskGroup, start: Start, log_number: int) -> None:
         """Run a job in `group`; `log_number` is from `OffsetTracker.started`."""
         task = group.create_task(self._run(start, log_number))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = start.held.record
+        task.add_done_callback(self._tasks.pop)
 
     async def drain(self, grace_seconds: float | None) -> None:
         """Wait for the running jobs; those that outlive the grace are aborted and stay for redelivery."""
@@ -53,8 +62,17 @@ class RunningJobs:
         if not running:
             return
         log.info("draining", num_requests=len(running))
-        _, late = await asyncio.wait(running, timeout=grace_seconds)
-        for task in late:
+        if not self._aborted:
+            await asyncio.wait(running, timeout=grace_seconds)
+        self._cancel()
+
+    def abort(self) -> None:
+        """The grace ends now."""
+        self._aborted = True
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for task in tuple(self._tasks):
             task.cancel()
 
     async def _run(self, start: Start, log_number: int) -> None:
@@ -66,6 +84,7 @@ class RunningJobs:
             self._tracker.finished(record.tp, record.offset, log_number)
             self._committer.progressed()
             if not self._tracker.is_assigned(record.tp):
+                self._answered(Answered.of(record))
                 await self._tell_new_owner(record)
         finally:
             self._released()

@@ -1,9 +1,12 @@
-"""A whole worker process from its settings: engine, broker, probes, signals."""
+"""A whole worker from its settings: engine, broker, probes, signals, and the supervisor above it."""
 
 import asyncio
 import os
 import signal
+import socket
 import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 
 import structlog
 
@@ -13,13 +16,19 @@ from worker.app import WorkerApp
 from worker.broker.api import Broker
 from worker.broker.kafka import KafkaBroker
 from worker.broker.kafka_connection import KafkaConnection
+from worker.child import Child
+from worker.child_process import ChildProcess
 from worker.clock import SystemClock
-from worker.health import HealthServer
+from worker.handover import Handover
+from worker.health import Answering, HealthServer, Probes
+from worker.link import Link
 from worker.metrics import Metrics
+from worker.processes import PidProcess, fork, inherited, reap_orphans, spawn
 from worker.provision import RECORD_OVERHEAD_BYTES
 from worker.security import security_of
 from worker.settings import Settings
 from worker.stats_log import StatsLog
+from worker.supervisor import RestartPolicy, StopPolicy, Supervisor
 
 STATS_SECONDS = 1.0
 START_TIMEOUT_SECONDS = 60.0
@@ -76,35 +85,101 @@ def build_app(settings: Settings, broker: Broker, engine: GenerationEngine, metr
     return WorkerApp(settings, broker, engine, SystemClock(), metrics)
 
 
-async def serve(settings: Settings, *, until_end: bool = False) -> None:
-    """Run one worker until SIGTERM or SIGINT, then drain. Raises what makes serving impossible."""
-    engine, metrics = build_engine(settings), Metrics()
-    app = build_app(settings, build_broker(settings), engine, metrics)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, app.request_stop)
+def serve(settings: Settings, *, until_end: bool = False) -> int:
+    """Run one worker until SIGTERM or SIGINT, then drain; the exit code. Raises what makes serving impossible.
 
-    def ready() -> str | None:
-        if app.ready:
-            return None
-        return engine.health.reason or "not taking prompts"
+    With `until_end` this process serves. Else it becomes the supervisor of another that does: see
+    `worker.supervisor`."""
+    if until_end:
+        asyncio.run(_serve_here(settings))
+        return 0
+    line = inherited()
+    if line is None:
+        first, line = fork()
+        if first is not None:
+            return asyncio.run(_supervise(settings, first, line))
+    asyncio.run(_serve_below(settings, line))
+    return 0
 
-    probes = HealthServer(
-        metrics,
-        ready=ready,
-        live=lambda: app.stalled,  # a dead engine ends the process
-        details=lambda: {"kernels": engine.model.kernels} if engine.health.ready else {},
-        host=settings.host,
-        port=settings.port,
-        metrics_port=settings.metrics_port,
-    )
-    async with probes:
-        log.info("worker starting", port=probes.port, metrics_port=probes.metrics_port, engine=settings.engine)
+
+class Serving:
+    """A worker with what it answers to probes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._engine, self._metrics = build_engine(settings), Metrics()
+        self.app = build_app(settings, build_broker(settings), self._engine, self._metrics)
+        self.probes = Probes(self._metrics, ready=self._ready, live=lambda: self.app.stalled, details=self._details)
+
+    async def run(self, *, until_end: bool = False, handover: Handover | None = None) -> None:
         async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(_watch(engine, metrics, None if settings.disable_log_stats else StatsLog()))
-            await app.run(until_end=until_end)
+            log_of_stats = None if self._settings.disable_log_stats else StatsLog()
+            watch = tasks.create_task(_watch(self._engine, self._metrics, log_of_stats))
+            await self.app.run(until_end=until_end, handover=handover)
             watch.cancel()
-    log.info("worker ended")
+        log.info("worker ended")
+
+    def _ready(self) -> str | None:  # a dead engine ends the process, and needs no probe
+        return None if self.app.ready else self._engine.health.reason or "not taking prompts"
+
+    def _details(self) -> dict[str, str]:
+        return {"kernels": self._engine.model.kernels} if self._engine.health.ready else {}
+
+
+@asynccontextmanager
+async def _listening(settings: Settings, answering: Answering) -> AsyncIterator[None]:
+    server = HealthServer(answering, host=settings.host, port=settings.port, metrics_port=settings.metrics_port)
+    async with server:
+        log.info("worker starting", port=server.port, metrics_port=server.metrics_port, engine=settings.engine)
+        yield
+
+
+async def _serve_here(settings: Settings) -> None:
+    serving = Serving(settings)
+    _on_signals((signal.SIGTERM, signal.SIGINT), serving.app.request_stop)
+    async with _listening(settings, serving.probes):
+        await serving.run(until_end=True)
+
+
+async def _serve_below(settings: Settings, line: socket.socket) -> None:
+    """Serve for a supervisor, whose end is ours: two processes that hold the same ports and prompts are none."""
+    serving = Serving(settings)
+    link = await Link.over(line)
+    child = Child(link, serving.app, serving.probes, orphaned=lambda: os._exit(1))
+    _on_signals((signal.SIGTERM, signal.SIGINT), serving.app.request_stop)
+    _on_signals((signal.SIGUSR2, signal.SIGHUP), lambda: None)
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(child.run())
+        await serving.run(handover=child)
+        following.cancel()
+
+
+async def _supervise(settings: Settings, first: PidProcess, line: socket.socket) -> int:
+    async def start() -> ChildProcess:
+        process, line = spawn()
+        return ChildProcess(process, await Link.over(line))
+
+    supervisor = Supervisor(
+        start,
+        StopPolicy(settings.grace_seconds, settings.lease_seconds),
+        RestartPolicy(settings.restart_after_seconds, settings.restart_memory_growth_bytes),
+    )
+    _on_signals((signal.SIGTERM, signal.SIGINT), supervisor.request_stop)
+    _on_signals((signal.SIGUSR2,), supervisor.request_restart)
+    _on_signals((signal.SIGHUP,), lambda: log.info("SIGHUP is ignored: SIGUSR2 restarts with the settings of now"))
+    if os.getpid() == 1:
+        _on_signals((signal.SIGCHLD,), lambda: reap_orphans(supervisor.pids))
+    child = ChildProcess(first, await Link.over(line))
+    try:
+        async with _listening(settings, supervisor.answer):
+            return await supervisor.run(child)
+    finally:
+        first.kill()
+
+
+def _on_signals(numbers: Iterable[signal.Signals], call: Callable[[], object]) -> None:
+    for number in numbers:
+        asyncio.get_running_loop().add_signal_handler(number, call)
 
 
 async def _watch(engine: GenerationEngine, metrics: Metrics, stats_log: StatsLog | None) -> None:

@@ -22,13 +22,14 @@ from topics.routes import Route, RouteTable
 from worker.backpressure import DEFAULT_THRESHOLDS, Backpressure, Thresholds
 from worker.dead_letter import Dialect, Values
 from worker.errors import SettingsError
+from worker.processes import SUPERVISED
 from worker.quotas import TenantQuota
 from worker.security import check_security
 from worker.setting_forms import json_like, names, values_by_tenant
 
 ENV_PREFIX = "V4FLASH_"
 CONFIG_VARIABLE = "V4FLASH_CONFIG"
-NO_SETTINGS = frozenset({CONFIG_VARIABLE, "V4FLASH_ISA", "V4FLASH_KERNEL_CACHE"})
+NO_SETTINGS = frozenset({CONFIG_VARIABLE, SUPERVISED, "V4FLASH_ISA", "V4FLASH_KERNEL_CACHE"})
 """Variables of the machine's, not of the worker's: which file, and how operations are compiled."""
 ALIASES = {"max_batch_size": "max_num_seqs", "served_model_name": "served_model_names"}
 
@@ -107,6 +108,8 @@ class Settings(BaseSettings):
     )
     backpressure_dwell_seconds: Seconds = 0.5
     grace_seconds: Seconds = 30.0
+    restart_after_seconds: Seconds | None = None
+    restart_memory_growth_bytes: Count | None = None
     lease_seconds: Seconds = 60.0
     alone_after: Count = 2
     quarantine_after: Count = 3

@@ -53,6 +53,7 @@ class Subscription:
         self._consumer: Consumer | None = None
         self._polling = asyncio.Lock()
         self._joined = asyncio.Event()
+        self._left = False
 
     async def start(self) -> None:
         """Raises UnequalPartitionsError and BrokerError."""
@@ -71,6 +72,8 @@ class Subscription:
 
     async def refresh(self) -> None:
         """Join the group again if topics came that a route matches. Raises BrokerError."""
+        if self._left:
+            return
         topics = self._matching(await self._admin.partition_counts())
         if topics <= self._topics:
             return
@@ -84,6 +87,8 @@ class Subscription:
 
     async def renew(self) -> None:
         """Leave the group and join it again with another consumer, also when a poll of the old one hangs."""
+        if self._left:
+            return
         before = self._inner
         await self._listener.on_revoked(before.assignment())
         self._joined.clear()
@@ -91,6 +96,12 @@ class Subscription:
         await before.stop()  # ends a poll that hangs
         await self._consumer.start()
         self._joined.set()
+
+    async def hand_over(self) -> None:
+        """Leave the group like one that lost all its partitions: what runs is leased to this worker."""
+        self._left = True
+        await self._listener.on_revoked(self._inner.assignment())
+        await self._inner.stop()
 
     async def stop(self) -> None:
         if self._consumer is not None:

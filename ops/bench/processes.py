@@ -22,9 +22,10 @@ def start_worker(log: Path, **flags: object) -> "subprocess.Popen[bytes]":
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system seconds of a process so far."""
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
+    """User and system seconds so far of a process and of those below it: a worker serves in a child."""
+    top = psutil.Process(pid)
+    times = [process.cpu_times() for process in (top, *top.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
 
 
 class CpuLog:

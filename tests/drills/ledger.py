@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from aiokafka import TopicPartition as KafkaTopicPartition
+from aiokafka import AIOKafkaProducer
 
 from engine.api import ChatMessage
 from engine.scripted import ScriptedEngine, scripted_answer
@@ -16,9 +16,9 @@ from worker.broker.api import Record, TopicPartition
 from worker.broker.kafka import KafkaBroker
 from worker.broker.kafka_admin import KafkaAdmin
 from worker.broker.kafka_connection import KafkaConnection
-from worker.broker.kafka_fetcher import KafkaFetcher
 
 MAX_TOKENS = 400
+AT_ONCE = 500
 
 
 @dataclass(slots=True)
@@ -31,6 +31,9 @@ class Entry:
     answer: AttemptReader = field(default_factory=AttemptReader)
     attempts: list[bytes] = field(default_factory=list)
     ended: list[bytes] = field(default_factory=list)
+    sent_at: float = field(default_factory=time.monotonic)
+    last_at: float | None = None
+    longest_silence: float = 0.0
     settled_at: float | None = None
 
     @property
@@ -64,34 +67,42 @@ class Ledger:
         self.num_open_at_fault = self.num_unknown_replies = 0
         self.num_partitions = 12
         self._admin = KafkaAdmin(connection)
-        self._producer = self.broker.producer()
+        self._producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap_servers, enable_idempotence=True, metadata_max_age_ms=3000
+        )
         self._reader = self.broker.reader([self.names.replies], from_beginning=True)
-        self._ends = KafkaFetcher(connection, None)
         self._engine = ScriptedEngine()
 
     async def start(self) -> None:
-        for client in (self._admin, self._producer, self._reader, self._ends):
+        for client in (self._admin, self._producer, self._reader):
             await client.start()
 
     async def stop(self) -> None:
-        for client in (self._admin, self._producer, self._reader, self._ends):
+        for client in (self._admin, self._producer, self._reader):
             await client.stop()
 
     async def send(self, count: int, text: str, *, mode: str = "chunks", cls: str = "standard", **headers: str) -> None:
-        """Send `count` prompts and note each when the broker has it."""
-        for _ in range(count):
-            request_id = f"r{len(self.entries)}"
-            words = f"{text} number {len(self.entries)}"
-            ids = self._engine.encode_chat([ChatMessage("user", words)])
-            body = json.dumps({"messages": [{"role": "user", "content": words}], "max_tokens": MAX_TOKENS}).encode()
-            named = {"x-request-id": request_id, "x-reply-mode": mode, **headers}
-            wire = tuple((name, value.encode()) for name, value in named.items())
-            partition = len(self.entries) % self.num_partitions
-            where = await self._producer.send(
-                self.names.prompts(cls), body, key=request_id.encode(), headers=wire, partition=partition
+        """Send `count` prompts and note each when the broker has it; headers are named with underscores."""
+        for begin in range(0, count, AT_ONCE):
+            first = len(self.entries)
+            sending = (
+                self._send(index, f"{text} number {index}", mode, cls, headers)
+                for index in range(first, first + min(AT_ONCE, count - begin))
             )
-            offset = await self._offset_of(where)
-            self.entries[request_id] = Entry(scripted_answer(ids, MAX_TOKENS), where, offset)
+            self.entries.update(await asyncio.gather(*sending))
+
+    async def _send(self, index: int, words: str, mode: str, cls: str, more: dict[str, str]) -> "tuple[str, Entry]":
+        request_id = f"r{index}"
+        ids = self._engine.encode_chat([ChatMessage("user", words)])
+        body = json.dumps({"messages": [{"role": "user", "content": words}], "max_tokens": MAX_TOKENS}).encode()
+        named = {"x-request-id": request_id, "x-reply-mode": mode}
+        named |= {name.replace("_", "-"): value for name, value in more.items()}
+        wire = [(name, value.encode()) for name, value in named.items()]
+        topic, partition = self.names.prompts(cls), index % self.num_partitions
+        sent = await self._producer.send_and_wait(
+            topic, body, key=request_id.encode(), headers=wire, partition=partition
+        )
+        return request_id, Entry(scripted_answer(ids, MAX_TOKENS), TopicPartition(topic, partition), sent.offset)
 
     async def send_unread(self, count: int, text: str, reply_topic: str) -> int:
         """Send prompts whose replies go where this ledger does not read; how many."""
@@ -99,8 +110,8 @@ class Ledger:
         body = json.dumps({"messages": [{"role": "user", "content": text}], "max_tokens": MAX_TOKENS}).encode()
         for index in range(count):
             named = {"x-request-id": f"u{index}", "x-reply-mode": "chunks", "x-reply-topic": reply_topic}
-            headers = tuple((name, value.encode()) for name, value in named.items())
-            await self._producer.send(topic, body, headers=headers, partition=index)
+            headers = [(name, value.encode()) for name, value in named.items()]
+            await self._producer.send_and_wait(topic, body, headers=headers, partition=index)
         return count
 
     async def until_dead_letters(self, count: int, *, seconds: float) -> None:
@@ -115,9 +126,11 @@ class Ledger:
         await reader.stop()
 
     async def read(self, seconds: float = 0.2) -> None:
-        """Take in replies that are there, waiting so long for the first."""
-        for record in await self._reader.poll(500, seconds):
-            self._take(record)
+        """Take in the replies that come within this time."""
+        ends = time.monotonic() + seconds
+        while (left := ends - time.monotonic()) > 0:
+            for record in await self._reader.poll(500, left):
+                self._take(record)
 
     async def until(self, condition: Callable[[], bool], *, seconds: float, what: str) -> None:
         """Read until it holds; fails the drill when it does not in time."""
@@ -183,12 +196,6 @@ class Ledger:
             max(times, default=0.0),
         )
 
-    async def _offset_of(self, where: TopicPartition) -> int:
-        """Of the record that was acknowledged last: nobody else writes to the prompt topics now."""
-        consumer = self._ends.client
-        (end,) = (await consumer.end_offsets([KafkaTopicPartition(*where)])).values()
-        return int(end) - 1
-
     def __repr__(self) -> str:
         settled = sum(entry.answer.settled for entry in self.entries.values())
         return f"Ledger(sent={len(self.entries)}, settled={settled}, streaming={self.num_streaming})"
@@ -204,6 +211,10 @@ class Ledger:
             entry.attempts.append(attempt)
         if headers.get("x-final") == b"1" and attempt not in entry.ended:
             entry.ended.append(attempt)
+        now = time.monotonic()
+        if entry.last_at is not None and not entry.answer.settled:
+            entry.longest_silence = max(entry.longest_silence, now - entry.last_at)
+        entry.last_at = now
         entry.answer.feed(record.headers, record.value, record.offset)
         if entry.answer.settled and entry.settled_at is None:
-            entry.settled_at = time.monotonic()
+            entry.settled_at = now

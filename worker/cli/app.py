@@ -1,6 +1,5 @@
 """The commands. Each reads its settings, calls one function of the worker, and prints."""
 
-import asyncio
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -59,7 +58,7 @@ def worker(
 ) -> None:
     """Answer prompts until SIGTERM, then drain."""
     configure_logs(loaded.settings.log_level, log_format=loaded.settings.log_format)
-    asyncio.run(serve(loaded.settings, until_end=until_end))
+    raise typer.Exit(serve(loaded.settings, until_end=until_end))
 
 
 @app.command(context_settings=CONTEXT)

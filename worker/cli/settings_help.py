@@ -61,6 +61,8 @@ SETTINGS_HELP = {
     "backpressure_resume": "KV utilisation at which it is polled again.",
     "backpressure_dwell_seconds": "Shortest time between pause and resume.",
     "grace_seconds": "After SIGTERM: time for running prompts to end.",
+    "restart_after_seconds": "Replace the serving process, without a gap, when it has served so long.",
+    "restart_memory_growth_bytes": "Replace it when it has grown by so much since its second minute.",
     "lease_seconds": "Longest that a prompt of a vanished worker is left to it.",
     "dead_letter_dialect": "Headers of the reason: Kafka Connect's, Spring's or both.",
     "dead_letter_values": "keep or digest, for all or as JSON by tenant ('*': the others).",
