@@ -6,6 +6,7 @@ import subprocess
 import time
 import urllib.request
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -98,8 +99,18 @@ class Stage:
         """The group has committed every prompt that there is."""
         asyncio.run(self._until_committed())
 
-    def num_replies(self) -> int:
+    def num_replies(self) -> Counter[str]:
+        """Records on each reply topic."""
         return asyncio.run(self._count([self.topics.replies, self.nest_replies, self.typed_replies]))
+
+    def until_streaming(self, before: Counter[str]) -> None:
+        """Each client that streams has the beginning of an answer."""
+        streaming = {"nestjs-stream": self.nest_replies, "confluent-kafka": self.topics.replies}
+        topics = [topic for name, topic in streaming.items() if name in self.conversations]
+        ends = time.monotonic() + WAIT_SECONDS
+        while any((now := self.num_replies())[topic] < before[topic] + 2 for topic in topics):
+            assert time.monotonic() < ends, f"no streams: {now - before}"
+            time.sleep(0.05)
 
     def stop(self) -> None:
         for conversation in self.conversations.values():
@@ -146,10 +157,13 @@ class Stage:
                 assert time.monotonic() < ends, f"not committed: {behind}"
                 await asyncio.sleep(0.1)
 
-    async def _count(self, topics: list[str]) -> int:
+    async def _count(self, topics: list[str]) -> Counter[str]:
+        found: Counter[str] = Counter()
         async with self._consumer() as consumer:
             partitions = [TopicPartition(topic, number) for topic in topics for number in range(DEFAULT_PARTITIONS)]
-            return sum((await consumer.end_offsets(partitions)).values())
+            for tp, end in (await consumer.end_offsets(partitions)).items():
+                found[tp.topic] += end
+        return found
 
     def _consumer(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
