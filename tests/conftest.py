@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+# Compiled once for a given source, into the tree's own cache and not into the home of whoever runs the tests.
+os.environ.setdefault("V4FLASH_KERNEL_CACHE", str(Path(__file__).parents[1] / ".cache" / "kernels"))
+
 sys.path.append(str(Path(__file__).parents[1] / "ops" / "kafka"))  # a folder of scripts, no package
 
 from broker import KafkaServer, missing_tools

@@ -29,7 +29,7 @@ class Tokenizer:
         try:
             self._full = tokenizers.Tokenizer.from_str(json.dumps(spec))
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(_without_added_tokens(spec)))
-        except Exception as error:  # all that the library raises for a faulty spec; narrow once it can be
+        except Exception as error:  # the library raises Exception itself
             raise ModelLoadError(f"the tokenizer cannot be built: {error}") from error
         self.eos_token_ids = vocabulary.eos_token_ids
         added = {int(entry["id"]): entry for entry in spec.get("added_tokens") or []}

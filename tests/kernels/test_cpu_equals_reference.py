@@ -46,11 +46,10 @@ def test_linear_equals_its_twin(name: str, dtype: torch.dtype, num_rows: int) ->
         assert_near(dense(ours), dense(twin), "linear", dtype)
 
 
+@pytest.mark.usefixtures("ops")
 @torch.inference_mode()
 def test_logits_are_not_rounded_to_bfloat16_where_operations_are_compiled() -> None:
     """Wide products are those of float32 over the same bfloat16 rows and weight."""
-    if "cpu-native" not in FAST:
-        pytest.skip(f"no native operations: {load_native()}")
     torch.manual_seed(6)
     weight, x = torch.randn(131, 48).bfloat16(), torch.randn(5, 48).bfloat16()
     ours, twin = (

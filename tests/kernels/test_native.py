@@ -11,25 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.api import TOLERANCES
-from kernels.cpu.native import NativeOps, load_native, supported_isas
+from kernels.cpu.native import NativeOps, supported_isas
 from kernels.cpu.native.build import library_path
 
-CACHE = Path(__file__).parents[2] / ".cache" / "kernels"
 DTYPES = [torch.float32, torch.bfloat16]
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES)
 row_counts = pytest.mark.parametrize("num_rows", [1, 2, 3, 65])
 widths = pytest.mark.parametrize("width", [33, 576])
-
-
-@pytest.fixture(scope="module")
-def ops() -> NativeOps:
-    """The loaded operations; compiled at most once for a given source, into the tree's own cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("V4FLASH_KERNEL_CACHE", os.environ.get("V4FLASH_KERNEL_CACHE") or str(CACHE))
-        loaded = load_native()
-    if isinstance(loaded, str):
-        pytest.skip(f"no native operations: {loaded}")
-    return loaded
 
 
 def assert_near(ours: Tensor, twin: Tensor, op: str) -> None:

@@ -1,33 +1,19 @@
 """Native rotation, cache writes and attention against plain torch in float32; what no position owns is NaN."""
 
 import math
-import os
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.api import TOLERANCES
-from kernels.cpu.native import NativeOps, load_native
+from kernels.cpu.native import NativeOps
 
-CACHE = Path(__file__).parents[2] / ".cache" / "kernels"
 DTYPES = [torch.float32, torch.bfloat16]
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES)
 INT32 = torch.int32
 NONE_SHARED = torch.empty(0, 3, dtype=INT32)
-
-
-@pytest.fixture(scope="module")
-def ops() -> NativeOps:
-    """The loaded operations; compiled at most once for a given source, into the tree's own cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("V4FLASH_KERNEL_CACHE", os.environ.get("V4FLASH_KERNEL_CACHE") or str(CACHE))
-        loaded = load_native()
-    if isinstance(loaded, str):
-        pytest.skip(f"no native operations: {loaded}")
-    return loaded
 
 
 class Step:

@@ -9,7 +9,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin import NewTopic as KafkaNewTopic
 
 from worker.broker.api import BrokerUnavailableError, NewTopic, OffsetCommit, TopicPartition
-from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, stop_bounded
+from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, start_or_stop, stop_bounded
 
 
 class KafkaAdmin:
@@ -22,11 +22,7 @@ class KafkaAdmin:
     async def start(self) -> None:
         async def attempt() -> None:
             client = AIOKafkaAdminClient(**self._connection.client_arguments())
-            try:
-                await client.start()
-            except BaseException:
-                await stop_bounded(client.close(), self._connection.stop_timeout_seconds)
-                raise
+            await start_or_stop(client.start(), client.close, self._connection.stop_timeout_seconds)
             self._client = client
 
         timeout = self._connection.start_timeout_seconds

@@ -92,7 +92,7 @@ def mapped_errors() -> Iterator[None]:
         yield
     except BrokerError:
         raise
-    except Exception as error:
+    except Exception as error:  # aiokafka raises errors of its own, of sockets and of decoding; callers know only ours
         for kinds, ours in _MAPPING:
             if isinstance(error, kinds):
                 raise ours(str(error) or type(error).__name__) from error
@@ -116,6 +116,17 @@ async def retrying(call: Callable[[], Awaitable[T]], timeout_seconds: float, att
                 return await call()
 
     return await attempts(attempt)
+
+
+async def start_or_stop(
+    start: Awaitable[object], stop: Callable[[], Awaitable[object]], timeout_seconds: float
+) -> None:
+    """Await `start`; where it fails or is cancelled, `stop`: a client has sockets and tasks before it has started."""
+    try:
+        await start
+    except BaseException:  # a cancellation leaves them behind as well
+        await stop_bounded(stop(), timeout_seconds)
+        raise
 
 
 async def stop_bounded(stop: Awaitable[object], timeout_seconds: float) -> None:

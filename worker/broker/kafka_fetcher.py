@@ -8,7 +8,7 @@ from aiokafka import TopicPartition as KafkaTopicPartition
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from worker.broker.api import BrokerError, BrokerUnavailableError, Record, TopicPartition
-from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, stop_bounded
+from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, start_or_stop, stop_bounded
 from worker.broker.kafka_patience import PatientConsumer
 
 
@@ -54,14 +54,10 @@ class KafkaFetcher:
                 rebalance_timeout_ms=int(connection.rebalance_timeout_seconds * 1000),
                 max_poll_interval_ms=int(connection.max_poll_interval_seconds * 1000),
             )
-            self._client = client
-            try:
-                if topics:
-                    client.subscribe(list(topics), listener=listener)
-                await client.start()
-            except BaseException:
-                await self.stop()
-                raise
+            if topics:
+                client.subscribe(list(topics), listener=listener)
+            self._client = client  # before it has started: the listener is called meanwhile
+            await start_or_stop(client.start(), self.stop, connection.stop_timeout_seconds)
 
         await retrying(attempt, connection.start_timeout_seconds, connection.start_timeout_seconds)
 

@@ -15,7 +15,7 @@ from worker.broker.api import (
     TopicPartition,
 )
 from worker.broker.kafka_admin import KafkaAdmin
-from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, stop_bounded
+from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, start_or_stop, stop_bounded
 
 
 class KafkaProducer:
@@ -38,11 +38,7 @@ class KafkaProducer:
                 acks="all",
                 max_request_size=self._connection.max_message_bytes,
             )
-            try:
-                await client.start()
-            except BaseException:
-                await stop_bounded(client.stop(), self._connection.stop_timeout_seconds)
-                raise
+            await start_or_stop(client.start(), client.stop, self._connection.stop_timeout_seconds)
             self._client = client
 
         await self._admin.start()

@@ -157,8 +157,8 @@ class Group:
     ) -> None:
         try:
             await callback(tps)
-        except Exception:
-            logger.exception("a rebalance callback failed")  # Kafka's client goes on too
+        except Exception:  # whatever a listener raises: Kafka's client logs it and goes on too
+            logger.exception("a rebalance callback failed")
 
 
 class MemoryCluster:
