@@ -150,6 +150,9 @@ async def test_the_next_member_starts_at_the_committed_offset(broker: Broker, to
         await first.commit({tp: OffsetCommit(2, "watermark")})
         assert await first.committed([tp]) == {tp: OffsetCommit(2, "watermark")}
     await first.stop()
+    async with started(broker.admin()) as admin:
+        elsewhere = TopicPartition(topic, 1)
+        assert await admin.committed(group, [tp, elsewhere]) == {tp: OffsetCommit(2, "watermark"), elsewhere: None}
     second = broker.consumer(group, [topic], listener)
     async with started(second):
         await listener.until_assigned(3)

@@ -171,6 +171,9 @@ class Admin(Protocol):
     async def partition_counts(self, names: Collection[str] | None = None) -> dict[str, int]:
         """Topic -> number of partitions; all topics when `names` is None; absent topics are left out."""
 
+    async def committed(self, group: str, tps: Collection[TopicPartition]) -> dict[TopicPartition, OffsetCommit | None]:
+        """What `group` has committed, with its metadata; None for a partition without."""
+
     async def cluster_id(self) -> str:
         """What tells this cluster from every other one; "" where the broker has no such name."""
 

@@ -12,6 +12,7 @@ from worker.broker.api import (
     Headers,
     MessageTooLargeError,
     NewTopic,
+    OffsetCommit,
     ProducerWedgedError,
     RebalanceListener,
     Record,
@@ -153,6 +154,10 @@ class MemoryAdmin:
         await self._cluster.faults.pass_through("admin")
         topics = self._cluster.topics
         return {name: len(topics[name].partitions) for name in (topics if names is None else names) if name in topics}
+
+    async def committed(self, group: str, tps: Collection[TopicPartition]) -> dict[TopicPartition, OffsetCommit | None]:
+        await self._cluster.faults.pass_through("admin")
+        return {tp: self._cluster.group(group).offsets.get(tp) for tp in tps}
 
     async def cluster_id(self) -> str:
         return self._cluster.cluster_id

@@ -11,7 +11,8 @@ from engine.api import PriorityClass
 from worker import client
 from worker.cli.dead_letter import dead_letter_app
 from worker.cli.doctor import doctor_app
-from worker.cli.flags import LoadedSettings, with_client_settings, with_settings
+from worker.cli.flags import LoadedSettings, with_client_settings, with_group_settings, with_settings
+from worker.cli.inspect import inspect_prompt
 from worker.cli.run import command_broker, run_command, silence_client
 from worker.cli.submit import prompt_text, submit_prompt
 from worker.logs import configure_logs
@@ -142,6 +143,17 @@ def cancel(
     asking = client.cancel(command_broker(loaded.settings), loaded.settings.names, request_id, tenant=tenant)
     run_command(loaded.settings, asking)
     print(f"asked the workers to stop {request_id}", file=sys.stderr)
+
+
+@app.command(context_settings=CONTEXT)
+@with_group_settings
+def inspect(
+    loaded: LoadedSettings,
+    prompt: Annotated[str, typer.Argument(metavar="ID|TOPIC:PARTITION:OFFSET", help="The request id, or its place.")],
+) -> None:
+    """Tell where a prompt is: not polled, queued, running, answered, committed or dead-lettered."""
+    looking = inspect_prompt(command_broker(loaded.settings), loaded.settings, prompt)
+    raise typer.Exit(run_command(loaded.settings, looking))
 
 
 @app.command("build-kernels", context_settings=CONTEXT)

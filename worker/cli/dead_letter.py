@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated
 
 import typer
@@ -11,10 +12,9 @@ from worker.cli.flags import LoadedSettings, with_client_settings
 from worker.cli.run import command_broker, run_command
 from worker.errors import SettingsError
 from worker.letter import Letter, NotReplayableError, parse_letter, shown
+from worker.scan import scan
 
 CONTEXT = {"token_normalize_func": lambda token: token.replace("_", "-"), "help_option_names": ["-h", "--help"]}
-POLL_RECORDS = 500
-POLL_SECONDS = 0.5
 MESSAGE_CHARS = 80
 EXIT_INCOMPLETE = 1
 
@@ -60,14 +60,9 @@ def replay_letters(
 
 async def letters(broker: Broker, topic: str) -> AsyncIterator[Letter]:
     """All that are there now, partition by partition. Raises BrokerError."""
-    reader = broker.reader([topic], from_beginning=True)
-    try:
-        await reader.start()
-        while not await reader.at_end():
-            for record in await reader.poll(POLL_RECORDS, POLL_SECONDS):
-                yield parse_letter(record)
-    finally:
-        await reader.stop()
+    async with aclosing(scan(broker, [topic])) as records:
+        async for record in records:
+            yield parse_letter(record)
 
 
 async def replay(
