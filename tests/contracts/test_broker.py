@@ -134,7 +134,9 @@ async def test_topics_are_created_once_and_can_be_deleted(broker: Broker, topic:
     async with started(admin):
         assert await admin.create_topics([NewTopic(topic, 3), NewTopic(f"{topic}-2")]) == [f"{topic}-2"]
         await admin.delete_topics([f"{topic}-2"])
-        assert f"{topic}-2" not in await admin.partition_counts()
+        async with asyncio.timeout(10):
+            while f"{topic}-2" in await admin.partition_counts():
+                pass  # Kafka's own metadata follows a moment later
 
 
 async def test_the_next_member_starts_at_the_committed_offset(broker: Broker, topic: str) -> None:
@@ -150,7 +152,8 @@ async def test_the_next_member_starts_at_the_committed_offset(broker: Broker, to
         await first.commit({tp: OffsetCommit(2, "watermark")})
         assert await first.committed([tp]) == {tp: OffsetCommit(2, "watermark")}
     await first.stop()
-    async with started(broker.admin()) as admin:
+    admin = broker.admin()
+    async with started(admin):
         elsewhere = TopicPartition(topic, 1)
         assert await admin.committed(group, [tp, elsewhere]) == {tp: OffsetCommit(2, "watermark"), elsewhere: None}
     second = broker.consumer(group, [topic], listener)
