@@ -1,6 +1,6 @@
 """What the worker sees of any engine: prompts in, text deltas out. No tensors, no Kafka."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -14,6 +14,20 @@ class PriorityClass(StrEnum):
     URGENT = "urgent"
     STANDARD = "standard"
     BULK = "bulk"
+
+
+class Decision(StrEnum):
+    """What a scheduler decided about a request, as it is counted."""
+
+    STARTED = "started"
+    SQUEEZED_IN = "squeezed_in"
+    STARVING = "starving"
+    INTERRUPTED = "interrupted"
+    PREEMPTED_FOR_URGENT = "preempted_for_urgent"
+    PREEMPTED_FOR_BLOCKS = "preempted_for_blocks"
+    PREEMPTED_AFTER_FAILURE = "preempted_after_failure"
+    HELD_BACK = "held_back"
+    PREFILL_BOUNDED = "prefill_bounded"
 
 
 class FinishReason(StrEnum):
@@ -45,7 +59,8 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt for `generate`. `tenant` salts the prefix cache; `arrival_seconds` is monotonic time."""
+    """One prompt for `generate`. `tenant` salts the prefix cache; `arrival_seconds` is monotonic time,
+    None is now; `prefill_chunk` bounds the prompt tokens of a step."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -53,7 +68,8 @@ class GenerateRequest:
     priority: PriorityClass = PriorityClass.STANDARD
     tenant: str = ""
     operation: str = "/v1/chat/completions"
-    arrival_seconds: float = 0.0
+    arrival_seconds: float | None = None
+    prefill_chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +106,8 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot for intake and metrics. Ratios are 0..1; counters only grow; seconds are sums."""
+    """A snapshot for intake and metrics. Ratios are 0..1; counters only grow; seconds are sums.
+    Errors are absolute differences between what was predicted and what came, summed."""
 
     kv_utilisation: float = 0.0
     num_running: int = 0
@@ -106,6 +123,10 @@ class EngineStats:
     evictions_total: int = 0
     steps_total: int = 0
     interrupts_total: int = 0
+    decisions: Mapping[Decision, int] = field(default_factory=dict)
+    step_error_seconds_total: float = 0.0
+    length_predictions_total: int = 0
+    length_error_tokens_total: int = 0
     busy_seconds_total: float = 0.0
     prefill_seconds_total: float = 0.0
     decode_seconds_total: float = 0.0

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from engine.request import Request
 from engine.sampling_params import SamplingParams
 
 Layers = tuple[int, int]
@@ -22,6 +23,24 @@ class ScheduledRow:
     choice: int
     prompt_token_ids: tuple[int, ...]
     output_token_ids: list[int]
+
+    @classmethod
+    def of(cls, request: Request, num_new: int) -> "ScheduledRow":
+        """The next `num_new` tokens of a running request that has the blocks for them."""
+        start = request.num_computed_tokens
+        assert request.tail_slot is not None, f"{request!r} runs without a tail slot"
+        return cls(
+            request_id=request.request_id,
+            start=start,
+            token_ids=request.tokens(start, start + num_new),
+            block_table=[block.block_id for block in request.blocks],
+            tail_slot=request.tail_slot,
+            sample=start + num_new == request.num_tokens,
+            params=request.params,
+            choice=request.choice,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=request.output_token_ids,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,10 @@ class ColdConfig:
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Sizes of the engine. Counts are `num_`, limits `max_`; a block is `block_size` tokens of KV cache.
-    With `enable_interrupts` urgent prefill may run inside a step, between two of its segments. `kv_cache_memory_bytes`,
-    where given, replaces `num_blocks` by what fits, once the model is known.
+
+    With `enable_interrupts` urgent prefill may run inside a step, between two of its segments. Reserved slots and
+    blocks are taken by urgent requests only. The target bounds prefill in a step in which somebody decodes.
+    `kv_cache_memory_bytes`, where given, replaces `num_blocks` by what fits, once the model is known.
     """
 
     block_size: int = 16
@@ -44,6 +46,9 @@ class EngineConfig:
     prefill_chunk_size: int = 512
     enable_prefix_caching: bool = True
     enable_interrupts: bool = True
+    urgent_reserved_seqs: int = 0
+    urgent_reserved_blocks: int = 0
+    inter_token_target_seconds: float | None = None
     seed: int = 0
     cold: ColdConfig | None = None
 
@@ -59,6 +64,11 @@ class EngineConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, limit in (("urgent_reserved_seqs", "max_num_seqs"), ("urgent_reserved_blocks", "num_blocks")):
+            if not 0 <= getattr(self, name) < getattr(self, limit):
+                raise ValueError(f"{name} must be from 0 to {limit} - 1, got {getattr(self, name)}")
+        if self.inter_token_target_seconds is not None and not self.inter_token_target_seconds > 0:
+            raise ValueError(f"inter_token_target_seconds must be above 0, got {self.inter_token_target_seconds}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "

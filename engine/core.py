@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from engine.api import EngineStats, FinishReason
+from engine.api import Decision, EngineStats, FinishReason
 from engine.batch import Layers, SampledRow, ScheduledBatch, ScheduledRow
 from engine.cache.cold import ColdTier
 from engine.cache.manager import KVCacheManager
 from engine.cache.transfers import Transfers
 from engine.config import EngineConfig
 from engine.errors import CacheCapacityError, ContextLengthExceededError, InvalidRequestError
-from engine.predictors import StepTimePredictor
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, StepResult
+from engine.step_time import StepLoad
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,6 @@ class EngineCore:
         if transfers is not None:
             self.cache.cold = ColdTier(self.cache.pool, transfers, config.block_size)
         self.scheduler = Scheduler(config, self.cache)
-        self.step_times = StepTimePredictor()
         self._clock = clock
         self._check = check
         self._requests: dict[str, Request] = {}
@@ -233,7 +232,7 @@ class EngineCore:
             self.cache.cold.close()
 
     def _count(self, batch: ScheduledBatch, result: StepResult, seconds: float) -> None:
-        self.step_times.observe(batch.num_tokens, seconds)
+        self.scheduler.step_times.observe(StepLoad.of(batch), seconds)
         self._num_steps += 1
         self._busy += seconds
         prefill = batch.num_prefill_tokens / batch.num_tokens
@@ -264,6 +263,10 @@ class EngineCore:
             evictions_total=pool.num_evictions,
             steps_total=self._num_steps,
             interrupts_total=self._num_interrupts,
+            decisions={decision: scheduler.decisions[decision] for decision in Decision},
+            step_error_seconds_total=scheduler.step_times.error_seconds_total,
+            length_predictions_total=scheduler.lengths.num_predictions,
+            length_error_tokens_total=scheduler.lengths.error_tokens_total,
             busy_seconds_total=self._busy,
             prefill_seconds_total=self._prefill,
             decode_seconds_total=self._decode,

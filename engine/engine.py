@@ -5,6 +5,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -116,6 +117,7 @@ class Engine:
         stream = Stream(request, tokenizer, abort=self._abort)
         if any(choice.request_id in self._streams for choice in stream.choices):
             raise InvalidRequestError(f"request id {request.request_id!r} is running already", param="request_id")
+        arrived = time.monotonic() if request.arrival_seconds is None else request.arrival_seconds
         root = root_hash(tenant=request.tenant, model_digest=loaded.digest, layout_id=loaded.layout_id)
         for choice in stream.choices:
             self._streams[choice.request_id] = (stream, choice)
@@ -129,7 +131,8 @@ class Engine:
                 priority=request.priority,
                 tenant=request.tenant,
                 operation=request.operation,
-                arrival_seconds=request.arrival_seconds,
+                arrival_seconds=arrived,
+                prefill_chunk=request.prefill_chunk,
             )
             self._inbox.put(partial(self._add, asyncio.get_running_loop(), sequence))
         try:

@@ -1,4 +1,4 @@
-"""Guesses from history: how long an answer gets, and how long a step takes. A wrong guess costs time, never blocks."""
+"""Guesses from history how long an answer gets. A wrong guess costs time, never blocks."""
 
 from collections import OrderedDict, deque
 
@@ -19,6 +19,8 @@ class OutputLengthPredictor:
         self._min_samples = min_samples
         self._max_samples = max_samples
         self._max_histories = max_histories
+        self.num_predictions = 0
+        self.error_tokens_total = 0
         self._history: OrderedDict[tuple[str, str], deque[int]] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -34,25 +36,13 @@ class OutputLengthPredictor:
         return min(longer[int(self._quantile * (len(longer) - 1))] - done, request.max_new_tokens)
 
     def observe(self, request: Request) -> None:
-        key = (request.tenant, request.operation)
-        self._history.setdefault(key, deque(maxlen=self._max_samples)).append(len(request.output_token_ids))
+        """The request has ended by itself: its length is history, and tells how good a guess at its start was."""
+        key, length = (request.tenant, request.operation), len(request.output_token_ids)
+        if (known := sorted(self._history.get(key, ()))) and len(known) >= self._min_samples:
+            guess = min(known[int(self._quantile * (len(known) - 1))], request.params.max_tokens)
+            self.num_predictions += 1
+            self.error_tokens_total += abs(guess - length)
+        self._history.setdefault(key, deque(maxlen=self._max_samples)).append(length)
         self._history.move_to_end(key)
         if len(self._history) > self._max_histories:
             self._history.popitem(last=False)
-
-
-class StepTimePredictor:
-    """Seconds of a step as a moving average per token; the scheduler's budget may be cut by it."""
-
-    def __init__(self, *, weight: float = 0.1) -> None:
-        self._weight = weight
-        self._seconds_per_token = 0.0
-
-    def predict_seconds(self, num_tokens: int) -> float:
-        return self._seconds_per_token * num_tokens
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        sample = seconds / max(1, num_tokens)
-        self._seconds_per_token += (self._weight if self._seconds_per_token else 1.0) * (
-            sample - self._seconds_per_token
-        )

@@ -29,7 +29,10 @@ ARROWS: dict[RequestStatus, frozenset[RequestStatus]] = {
 @dataclass(slots=True)
 class Request:
     """A prompt and the tokens generated for it so far (one choice). `tail_slot` is held while RUNNING. Of the
-    `num_cached_tokens` found at its first start, `num_loaded_tokens` came from the cold tier."""
+    `num_cached_tokens` found at its first start, `num_loaded_tokens` came from the cold tier.
+
+    `has_lane`: it had starved and was let in before urgent ones. `prefill_chunk` bounds its tokens in a step.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -53,6 +56,9 @@ class Request:
     num_preemptions: int = 0
     num_failed_steps: int = 0
     num_promise_waits: int = 0
+    num_tokens_when_preempted: int = 0
+    has_lane: bool = False
+    prefill_chunk: int | None = None
     finish_reason: FinishReason | None = None
 
     @property
@@ -69,6 +75,11 @@ class Request:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether one token is left to run: a decode, or the last of a prompt, which costs the same."""
+        return self.num_uncomputed_tokens == 1
+
+    @property
     def max_new_tokens(self) -> int:
         return self.params.max_tokens - len(self.output_token_ids)
 
@@ -78,6 +89,15 @@ class Request:
         if start >= num_prompt:
             return self.output_token_ids[start - num_prompt : end - num_prompt]
         return [*self.prompt_token_ids[start:end], *self.output_token_ids[: max(0, end - num_prompt)]]
+
+    def reason_to_finish(self, token_id: int, max_model_len: int) -> FinishReason | None:
+        """Whether the output ends with this token, its last one so far."""
+        params = self.params
+        if token_id in params.stop_token_ids or (token_id in self.eos_token_ids and not params.ignore_eos):
+            return FinishReason.STOP
+        if len(self.output_token_ids) >= params.max_tokens or self.num_tokens >= max_model_len:
+            return FinishReason.LENGTH
+        return None
 
     def move(self, status: RequestStatus) -> None:
         """Change state; raises AssertionError for an arrow that does not exist."""

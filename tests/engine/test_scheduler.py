@@ -1,13 +1,15 @@
 """Who runs, who waits and who gives way, on a core whose runner needs no model."""
 
-from engine.api import FinishReason, PriorityClass
+from engine.api import Decision, FinishReason, PriorityClass
 from engine.batch import Layers, SampledRow, ScheduledBatch
 from engine.cache.block import root_hash
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.fairness import TenantCounters
 from engine.policy import PriorityPolicy
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.step_time import StepLoad
 
 ROOT = root_hash(tenant="", model_digest="m", layout_id="l")
 
@@ -39,9 +41,9 @@ def request(name: str, prompt: tuple[int, ...], max_tokens: int = 8, **fields: o
     return Request(name, prompt, SamplingParams(max_tokens=max_tokens, temperature=0), ROOT, **fields)  # type: ignore[arg-type]
 
 
-def core_of(**sizes: int) -> EngineCore:
+def core_of(*, now: float = 0.0, **sizes: float) -> EngineCore:
     defaults = {"block_size": 4, "num_blocks": 24, "max_num_seqs": 6, "max_num_batched_tokens": 32, "max_model_len": 96}
-    return EngineCore(EngineConfig(**{**defaults, **sizes}), OneTokenRunner(), clock=lambda: 0.0, check=True)
+    return EngineCore(EngineConfig(**{**defaults, **sizes}), OneTokenRunner(), clock=lambda: now, check=True)
 
 
 def names(core: EngineCore) -> list[str]:
@@ -65,26 +67,30 @@ def learn_short_answers(core: EngineCore) -> None:
 
 
 def test_waiting_lifts_a_class_and_arrival_decides_within_one() -> None:
-    """Bulk that has waited long enough comes before an urgent newcomer."""
+    """Bulk that has waited long enough comes before a standard newcomer, and never before an urgent one."""
     policy = PriorityPolicy(ageing_seconds=30)
     bulk = request("bulk", (1,), priority=PriorityClass.BULK, arrival_seconds=0.0)
-    urgent = request("urgent", (1,), priority=PriorityClass.URGENT, arrival_seconds=20.0)
-    assert policy.order([bulk, urgent], 20.0) == [urgent, bulk]
-    assert policy.order([urgent, bulk], 60.0) == [bulk, urgent]
+    standard = request("standard", (1,), arrival_seconds=20.0)
+    urgent = request("urgent", (1,), priority=PriorityClass.URGENT, arrival_seconds=500.0)
+    assert policy.order([bulk, standard, urgent], 20.0) == [urgent, standard, bulk]
+    assert policy.order([standard, bulk, urgent], 600.0) == [urgent, bulk, standard]
 
 
-def test_the_victim_of_an_urgent_request_is_the_latest_of_the_lowest_class_and_none_for_ever() -> None:
-    """Nobody gives way for less than urgent work, nor more often than the policy says."""
+def test_the_victim_of_an_urgent_request_is_of_the_lowest_class_with_least_to_lose_and_none_for_ever() -> None:
+    """Nobody gives way for less than urgent work, nor more often than the policy says, nor twice at one token."""
     policy = PriorityPolicy(max_preemptions=3)
     urgent = request("urgent", (1,), priority=PriorityClass.URGENT, arrival_seconds=9.0)
     early = request("early", (1,), priority=PriorityClass.BULK, arrival_seconds=1.0)
     late = request("late", (1,), priority=PriorityClass.BULK, arrival_seconds=2.0)
+    far = request("far", (1,), priority=PriorityClass.BULK, arrival_seconds=3.0, num_computed_tokens=90)
     standard = request("standard", (1,), arrival_seconds=3.0)
-    running = [early, standard, late]
-    assert policy.victim_for(urgent, running, 9.0) is late
-    assert policy.victim_for(standard, [early, late], 9.0) is None
+    running = [early, standard, late, far]
+    assert policy.victim_for(urgent, running) is late
+    assert policy.victim_for(standard, [early, late]) is None
     late.num_preemptions = 3
-    assert policy.victim_for(urgent, running, 9.0) is early
+    assert policy.victim_for(urgent, running) is early
+    early.num_preemptions, early.num_tokens_when_preempted = 1, early.num_tokens
+    assert policy.victim_for(urgent, running) is far
 
 
 def test_blocks_are_not_promised_twice() -> None:
@@ -190,3 +196,123 @@ def test_a_request_does_not_count_its_own_blocks_as_cached_after_a_preemption() 
     assert asked.num_computed_tokens > 0 and asked.num_cached_tokens == 0
     finish(core)
     assert asked.num_cached_tokens == 0
+
+
+def test_one_starving_request_at_a_time_goes_before_urgent_ones() -> None:
+    """Under urgent work without end bulk gets on, but only one of it: the others keep their place behind."""
+    core = core_of(max_num_seqs=2, num_blocks=64)
+    for index in range(3):
+        core.add(request(f"bulk{index}", (index, 7), 8, priority=PriorityClass.BULK, arrival_seconds=-100.0 + index))
+    for index in range(3):
+        core.add(request(f"urgent{index}", (index, 8), 8, priority=PriorityClass.URGENT))
+    core.step()
+    assert names(core) == ["bulk0", "urgent0"]
+    finish(core)
+    assert core.scheduler.decisions[Decision.STARVING] == 3
+    assert core.scheduler.num_preemptions == 0
+
+
+def test_tenants_share_a_class_by_the_tokens_they_have_had() -> None:
+    """Ten prompts of one tenant that came first do not keep another tenant's single prompt waiting."""
+    core = core_of(max_num_seqs=1, num_blocks=64)
+    for index in range(10):
+        core.add(request(f"many{index}", (index, 7, 7, 7), 4, tenant="a", arrival_seconds=float(index)))
+    core.step()
+    core.add(request("one", (9, 9), 4, tenant="b", arrival_seconds=50.0))
+    order = []
+    while core.has_work:
+        order += [r.request_id for r in core.step().finished]
+    assert order[:2] == ["many0", "one"]
+
+
+def test_time_away_earns_a_tenant_no_credit() -> None:
+    """Who comes back is lifted to the least of those who are there."""
+    tenants = TenantCounters()
+    busy, idle = request("busy", (1,), tenant="a"), request("idle", (1,), tenant="b")
+    tenants.entered(busy)
+    tenants.charge(busy, 500)
+    tenants.entered(idle)
+    assert tenants.served(idle) == tenants.served(busy) == 500
+    tenants.charge(idle, 1)
+    assert tenants.served(idle) == 502
+    for index in range(3000):
+        other = request(f"r{index}", (1,), tenant=f"t{index}")
+        tenants.entered(other)
+        tenants.left(other)
+    assert repr(tenants) == "TenantCounters(active=2, known=1024)"
+
+
+def test_whoever_decodes_has_its_token_in_every_step_beside_any_prefill() -> None:
+    """An urgent prompt that could fill the step leaves a token for each running answer."""
+    core = core_of(max_num_batched_tokens=8, max_num_seqs=4, num_blocks=64)
+    for index in range(3):
+        core.add(request(f"r{index}", (index, 1), 20))
+    core.step()
+    core.add(request("urgent", tuple(range(40)), 4, priority=PriorityClass.URGENT))
+    for _ in range(6):
+        assert {r.request_id for r, _ in core.step().advanced} >= {"r0", "r1", "r2"}
+
+
+def test_a_shorter_request_is_squeezed_into_what_the_head_cannot_use_until_the_head_has_aged() -> None:
+    """It fits beside those that run and the head does not; after the ageing bound the head's room is kept for it."""
+    for now, expected in ((1.0, ["first", "short"]), (40.0, ["first"])):
+        core = core_of(num_blocks=16, now=now)
+        core.add(request("first", tuple(range(8)), 24))
+        core.step()
+        core.add(request("head", tuple(range(20, 28)), 36, arrival_seconds=1.0))
+        core.add(request("short", (50, 51), 4, arrival_seconds=2.0))
+        core.step()
+        assert names(core) == expected
+        assert core.scheduler.decisions[Decision.SQUEEZED_IN] == len(expected) - 1
+        finish(core)
+
+
+def test_after_a_shortage_nobody_starts_until_somebody_has_ended() -> None:
+    """Who gave way comes back when there is room, not in the next step to give way again."""
+    core = core_of(num_blocks=24)
+    learn_short_answers(core)
+    for index, name in enumerate(("early", "late")):
+        core.add(request(name, tuple(range(20 * index, 20 * index + 8)), 60, arrival_seconds=float(index)))
+    while not core.scheduler.num_preemptions:
+        core.step()
+    core.step()
+    assert names(core) == ["early"]
+    finish(core)
+    assert core.scheduler.num_preemptions == 1
+
+
+def test_reserved_slots_and_blocks_are_for_urgent_requests_only() -> None:
+    """With bulk work up to its limit an urgent request starts inside the step, and nobody gives way."""
+    core = core_of(num_blocks=24, max_num_seqs=4, urgent_reserved_seqs=1, urgent_reserved_blocks=4)
+    for index in range(4):
+        prompt = tuple(range(20 * index, 20 * index + 8))
+        core.add(request(f"bulk{index}", prompt, 16, priority=PriorityClass.BULK, arrival_seconds=float(index)))
+    core.step()
+    assert names(core) == ["bulk0", "bulk1", "bulk2"]
+    core.add(request("urgent", tuple(range(90, 98)), 8, priority=PriorityClass.URGENT))
+    core.step()
+    assert names(core) == ["bulk0", "bulk1", "bulk2", "urgent"]
+    finish(core)
+    assert core.scheduler.num_preemptions == 0
+
+
+def test_a_request_may_bring_its_own_chunk_size() -> None:
+    """12 tokens of which 4 may run in a step give their first token in the third one."""
+    core = core_of(prefill_chunk_size=32)
+    core.add(request("r", tuple(range(12)), prefill_chunk=4))
+    assert [len(core.step().advanced) for _ in range(3)] == [0, 0, 1]
+
+
+def test_prefill_beside_running_streams_ends_where_the_step_would_take_too_long() -> None:
+    """With 1 ms a token and a target of 10 ms a prompt beside a stream is cut; alone or urgent it is not."""
+    core = core_of(num_blocks=64, inter_token_target_seconds=0.01, max_num_seqs=4)
+    for size in (8, 16, 24, 32, 12, 20, 28, 9, 30):
+        core.scheduler.step_times.observe(StepLoad().plus(0, size), size * 1e-3)
+    core.add(request("stream", (1, 2), 30))
+    core.step()
+    core.add(request("prompt", tuple(range(40, 72)), 2, arrival_seconds=1.0))
+    assert 4 <= core.scheduler.schedule(0.0).num_prefill_tokens <= 9
+    assert core.scheduler.decisions[Decision.PREFILL_BOUNDED] == 1
+    other = core_of(num_blocks=64, inter_token_target_seconds=0.01)
+    other.add(request("alone", tuple(range(40, 72)), 2))
+    assert other.scheduler.schedule(0.0).num_prefill_tokens == 32

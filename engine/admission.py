@@ -1,0 +1,69 @@
+"""Whether a request may start beside those that run: slots, blocks until everybody has finished, what is kept back."""
+
+from collections.abc import Sequence
+
+from engine.api import PriorityClass
+from engine.cache.manager import KVCacheManager
+from engine.config import EngineConfig
+from engine.future_peak import future_peak_blocks
+from engine.predictors import OutputLengthPredictor
+from engine.request import Request
+
+
+class Admission:
+    """Some slots and blocks are kept for urgent requests; a request that runs alone may have them all, since what can
+    never run is refused before it comes here.
+
+    After a shortage of blocks nothing but urgent work starts until a request has ended or `eased_share` of the blocks
+    are free: what was preempted a moment ago would only be preempted again.
+    """
+
+    def __init__(
+        self, config: EngineConfig, cache: KVCacheManager, lengths: OutputLengthPredictor, *, eased_share: float = 0.1
+    ) -> None:
+        self._config = config
+        self._cache = cache
+        self._lengths = lengths
+        self._eased_share = eased_share
+        self._is_short = False
+
+    def shortage(self) -> None:
+        """A running request was preempted because there was no block."""
+        self._is_short = True
+
+    def request_ended(self) -> None:
+        self._is_short = False
+
+    def is_held_back(self, request: Request, running: Sequence[Request]) -> bool:
+        """Whether the request waits for the end of a shortage."""
+        if not running or self._cache.pool.num_free >= self._eased_share * len(self._cache.pool.blocks):
+            self._is_short = False
+        return self._is_short and request.priority is not PriorityClass.URGENT
+
+    def has_slot(self, request: Request, running: Sequence[Request]) -> bool:
+        num_kept = 0
+        if running and request.priority is not PriorityClass.URGENT:
+            num_kept = max(0, self._config.urgent_reserved_seqs - _num_urgent(running))
+        return len(running) + num_kept < self._config.max_num_seqs
+
+    def fits(self, request: Request, running: Sequence[Request]) -> bool:
+        """Whether the predicted lengths keep the cache within its size until everybody has finished."""
+        if not running:
+            return True
+        peak = future_peak_blocks([*running, request], self._cache, self._lengths)
+        return peak + self._num_kept_blocks(request, running) <= self._config.num_blocks
+
+    def may_take(self, request: Request, num_blocks: int, running: Sequence[Request]) -> bool:
+        """Whether a running request may take so many more blocks now."""
+        num_kept = self._num_kept_blocks(request, running) if len(running) > 1 else 0
+        return num_blocks + num_kept <= self._cache.pool.num_free
+
+    def _num_kept_blocks(self, request: Request, running: Sequence[Request]) -> int:
+        if request.priority is PriorityClass.URGENT:
+            return 0
+        num_held = sum(len(r.blocks) for r in running if r.priority is PriorityClass.URGENT)
+        return max(0, self._config.urgent_reserved_blocks - num_held)
+
+
+def _num_urgent(running: Sequence[Request]) -> int:
+    return sum(request.priority is PriorityClass.URGENT for request in running)

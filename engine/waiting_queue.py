@@ -1,0 +1,54 @@
+"""The requests that wait, and the order in which they are served. Knows no blocks and no batch."""
+
+from collections.abc import Iterator
+
+from engine.api import PriorityClass
+from engine.fairness import TenantCounters
+from engine.policy import PriorityPolicy
+from engine.request import Request
+
+
+class WaitingQueue:
+    """In order: one starving request if nobody runs in that lane, then class by class; within a class whoever was
+    preempted or lifted into it, then the tenant that has had least, then arrival."""
+
+    def __init__(self, policy: PriorityPolicy, tenants: TenantCounters) -> None:
+        self._policy = policy
+        self._tenants = tenants
+        self._requests: list[Request] = []
+
+    def __repr__(self) -> str:
+        return f"WaitingQueue({len(self._requests)})"
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def add(self, request: Request) -> None:
+        self._requests.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Raises ValueError for one that does not wait."""
+        self._requests.remove(request)
+
+    def urgent(self, now: float) -> list[Request]:
+        """The urgent ones, in order."""
+        return sorted((r for r in self if r.priority is PriorityClass.URGENT), key=lambda r: self._key(r, now))
+
+    def in_order(self, now: float, *, is_lane_free: bool) -> list[Request]:
+        """All of them; with `is_lane_free` the one that has starved longest, if any has, is the first."""
+        ordered = sorted(self._requests, key=lambda request: self._key(request, now))
+        starving = [r for r in self._requests if self._policy.is_starving(r, now)] if is_lane_free else []
+        if starving:
+            first = min(starving, key=lambda r: (r.arrival_seconds, r.request_id))
+            ordered.remove(first)
+            ordered.insert(0, first)
+        return ordered
+
+    def _key(self, request: Request, now: float) -> tuple[float, int, float, float, str]:
+        rank = self._policy.rank(request, now)
+        is_back = request.num_preemptions > 0 or self._policy.is_lifted(request, now)
+        served = 0.0 if is_back else self._tenants.served(request)
+        return (rank, 0 if is_back else 1, served, request.arrival_seconds, request.request_id)
