@@ -84,11 +84,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of a whole request, all choices together."""
+    """Tokens of a whole request, all choices together. Of the `cached_tokens`, `loaded_tokens` were on the SSD."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    loaded_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +105,39 @@ class Delta:
     usage: Usage | None = None
 
 
+READ_LATENCY_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+"""Upper ends, in seconds, of the classes in which reads of the cold tier are counted; one more holds the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStats:
+    """The SSD tier of the KV cache. A block counts by its records: header and padding included in bytes."""
+
+    num_blocks: int = 0
+    file_bytes: int = 0
+    capacity_bytes: int = 0
+    is_hung: bool = False
+    loaded_blocks_total: int = 0
+    loads_total: int = 0
+    late_loads_total: int = 0
+    corrupt_blocks_total: int = 0
+    missing_blocks_total: int = 0
+    evictions_total: int = 0
+    dropped_writes_total: int = 0
+    failed_writes_total: int = 0
+    read_bytes_total: int = 0
+    written_bytes_total: int = 0
+    rewritten_bytes_total: int = 0
+    read_seconds_total: float = 0.0
+    read_latency_counts: tuple[int, ...] = (0,) * (len(READ_LATENCY_BOUNDS) + 1)
+    gate_decisions: Mapping[str, int] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """A snapshot for intake and metrics. Ratios are 0..1; counters only grow; seconds are sums.
-    Errors are absolute differences between what was predicted and what came, summed."""
+    Errors are absolute differences between what was predicted and what came, summed. Of the cached prompt tokens, the
+    loaded ones came from the SSD; `cold` is None without one."""
 
     kv_utilisation: float = 0.0
     num_running: int = 0
@@ -119,6 +149,7 @@ class EngineStats:
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
     cached_prompt_tokens_total: int = 0
+    loaded_prompt_tokens_total: int = 0
     preemptions_total: int = 0
     evictions_total: int = 0
     steps_total: int = 0
@@ -130,6 +161,7 @@ class EngineStats:
     busy_seconds_total: float = 0.0
     prefill_seconds_total: float = 0.0
     decode_seconds_total: float = 0.0
+    cold: ColdStats | None = None
 
 
 @dataclass(slots=True)

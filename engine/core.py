@@ -79,7 +79,7 @@ class EngineCore:
         self._zombies: list[str] = []
         self._num_interrupts = 0
         self._did_nothing = False
-        self._num_steps = self._num_generated = self._num_prompt = self._num_cached = 0
+        self._num_steps = self._num_generated = self._num_prompt = self._num_cached = self._num_loaded = 0
         self._busy = self._prefill = self._decode = 0.0
 
     @property
@@ -209,8 +209,9 @@ class EngineCore:
         if self.cache.cold is not None:
             self.cache.cold.copy_planned()
 
-    def probe_prefill(self) -> None:
-        """Measure what a prompt token costs before the first prompt comes: the blocks it writes hold nothing yet."""
+    def warm_up(self) -> None:
+        """Before the first prompt: measure what a token of one costs, in blocks that hold nothing yet, and begin to
+        load what earlier processes used most."""
         cold = self.cache.cold
         if cold is None:
             return
@@ -225,6 +226,7 @@ class EngineCore:
                 self.runner.launch(batch, layers)
             seconds = self._clock() - began
         cold.cost.observe_prefill(num_tokens, seconds)
+        self.cache.warm_up()
 
     def close(self) -> None:
         """End the copies of the cold tier and give its directories back."""
@@ -245,6 +247,7 @@ class EngineCore:
             if len(request.output_token_ids) == 1:
                 self._num_prompt += request.num_prompt_tokens
                 self._num_cached += request.num_cached_tokens
+                self._num_loaded += request.num_loaded_tokens
 
     def stats(self) -> EngineStats:
         pool, scheduler = self.cache.pool, self.scheduler
@@ -259,6 +262,7 @@ class EngineCore:
             prompt_tokens_total=self._num_prompt,
             generated_tokens_total=self._num_generated,
             cached_prompt_tokens_total=self._num_cached,
+            loaded_prompt_tokens_total=self._num_loaded,
             preemptions_total=scheduler.num_preemptions,
             evictions_total=pool.num_evictions,
             steps_total=self._num_steps,
@@ -270,4 +274,5 @@ class EngineCore:
             busy_seconds_total=self._busy,
             prefill_seconds_total=self._prefill,
             decode_seconds_total=self._decode,
+            cold=None if self.cache.cold is None else self.cache.cold.stats(),
         )

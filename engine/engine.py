@@ -207,7 +207,8 @@ class Engine:
         """On the engine thread: tell the readers what a step has done to their requests."""
         ended = {request.request_id: request for request in result.finished}
         progress = [
-            Progress(r.request_id, token, r.finish_reason, None, r.num_cached_tokens) for r, token in result.advanced
+            Progress(r.request_id, token, r.finish_reason, None, r.num_cached_tokens, r.num_loaded_tokens)
+            for r, token in result.advanced
         ]
         progress += [
             Progress(request_id, None, ended[request_id].finish_reason, EngineError(error), 0)

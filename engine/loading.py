@@ -44,7 +44,7 @@ def load_model_and_core(
     runner = TorchRunner(model, sized)
     transfers = None if sized.cold is None else open_transfers(sized.cold, runner.cache)
     core = EngineCore(sized, runner, transfers=transfers, check=check)
-    core.probe_prefill()
+    core.warm_up()
     computes = f"{kernels.name}: {kernels.note}" if kernels.note else kernels.name
     info = ModelInfo(name or path.stem, sized.max_model_len, model.spec.vocab_size, computes)
     digest = f"{checkpoint_digest(path)}/{WeightMode(dtype, exact_modules).digest}"

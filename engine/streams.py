@@ -24,6 +24,7 @@ class StreamChoice:
     tokens: list[SampledRow] = field(default_factory=list)
     num_tokens: int = 0
     num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: EngineError | None = None
     done: bool = False
@@ -37,7 +38,8 @@ class Progress:
     token: SampledRow | None
     finish_reason: FinishReason | None
     error: EngineError | None
-    num_cached_tokens: int
+    num_cached_tokens: int = 0
+    num_loaded_tokens: int = 0
 
 
 class Stream:
@@ -67,6 +69,7 @@ class Stream:
         if progress.token is not None:
             choice.tokens.append(progress.token)
             choice.num_cached_tokens = progress.num_cached_tokens
+            choice.num_loaded_tokens = progress.num_loaded_tokens
         choice.finish_reason = choice.finish_reason or progress.finish_reason
         choice.error = progress.error
         self._news.set()
@@ -117,6 +120,7 @@ class Stream:
             len(self._request.prompt_token_ids),
             sum(choice.num_tokens for choice in self.choices),
             max(choice.num_cached_tokens for choice in self.choices),
+            max(choice.num_loaded_tokens for choice in self.choices),
         )
 
     def _logprobs(self, rows: list[SampledRow]) -> tuple[TokenLogprob, ...]:

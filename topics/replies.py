@@ -61,13 +61,18 @@ class Choice:
     logprobs: Mapping[str, Any] | None = None
 
 
-def usage_object(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:
-    """OpenAI's usage object."""
+def usage_object(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, loaded_tokens: int = 0
+) -> dict[str, Any]:
+    """OpenAI's usage object, and of which tier the cached tokens came: `l3` is the SSD."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": cached_tokens,
+            "cached_tokens_by_tier": {"l2": cached_tokens - loaded_tokens, "l3": loaded_tokens},
+        },
     }
 
 

@@ -11,8 +11,16 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class CachedTokensByTier(_Body):
+    """Where the KV of cached prompt tokens was: l2 in memory, l3 on the SSD."""
+
+    l2: Annotated[int, Field(ge=0)]
+    l3: Annotated[int, Field(ge=0)]
+
+
 class PromptTokensDetails(_Body):
     cached_tokens: Annotated[int, Field(ge=0)]
+    cached_tokens_by_tier: CachedTokensByTier
 
 
 class UsageBody(_Body):

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
 from engine.api import EngineStats, PriorityClass
+from worker.tier_metrics import TierCollector
 
 _LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -49,6 +50,8 @@ class Metrics:
         self._utilisation = gauge("kv_cache_utilisation_ratio", "KV blocks that cannot be reclaimed now, over all.")
         self._running = gauge("requests_running", "Requests in the batch.")
         self._waiting = gauge("requests_waiting", "Requests in the engine's queue.")
+        self._tiers = TierCollector()
+        registry.register(self._tiers)
         for cls in PriorityClass:
             for metric in (self._records, self._prompt_tokens, self._completion_tokens):
                 metric.labels(cls.value)
@@ -88,6 +91,7 @@ class Metrics:
         self._utilisation.set(stats.kv_utilisation)
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
+        self._tiers.stats = stats
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_v
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from engine.api import PriorityClass
-from engine.config import EngineConfig
+from engine.config import ColdConfig, EngineConfig
 from topics.names import TopicNames
 from topics.routes import Route, RouteTable
 from worker.backpressure import DEFAULT_THRESHOLDS, Backpressure, Thresholds
@@ -132,6 +132,11 @@ class Settings(BaseSettings):
     max_model_len: Count = 2048
     prefill_chunk_size: Count = 512
     enable_prefix_caching: bool = True
+    enable_l3_cache: bool = False
+    l3_cache_path: Annotated[tuple[Path, ...], BeforeValidator(names)] = ()
+    swap_space: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 4.0
+    l3_admission: Literal["second", "first"] = "second"
+    l3_compression: Literal["none", "zstd"] = "none"
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -174,6 +179,17 @@ class Settings(BaseSettings):
     def thresholds(self) -> dict[PriorityClass, Thresholds]:
         return {cls: Thresholds(self.backpressure_pause[cls], self.backpressure_resume[cls]) for cls in PriorityClass}
 
+    def cold_config(self) -> ColdConfig | None:
+        """The SSD tier, None without one. Raises ValueError for a part of it that is missing."""
+        if not self.enable_l3_cache:
+            return None
+        return ColdConfig(
+            directories=self.l3_cache_path,
+            capacity_bytes=int(self.swap_space * 2**30),
+            second_touch=self.l3_admission == "second",
+            compress=self.l3_compression == "zstd",
+        )
+
     def engine_config(self) -> EngineConfig:
         """The engine's part. Raises ValueError for sizes that do not fit together."""
         return EngineConfig(
@@ -185,6 +201,7 @@ class Settings(BaseSettings):
             prefill_chunk_size=self.prefill_chunk_size,
             enable_prefix_caching=self.enable_prefix_caching,
             seed=self.seed,
+            cold=self.cold_config(),
         )
 
 

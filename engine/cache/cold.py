@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.api import ColdStats
 from engine.cache.block import Block, BlockHash, BlockState
 from engine.cache.cost import GateDecision, TransferCost
 from engine.cache.pool import BlockPool
@@ -10,6 +11,8 @@ from engine.cache.transfers import Load, Transfers
 
 PREFETCH_SHARE = 0.25
 """Of all blocks, what loads may hold for requests that cannot start yet."""
+
+WARM_UP = "warm-up"
 
 
 @dataclass(slots=True)
@@ -87,6 +90,12 @@ class ColdTier:
             self.transfers.probe()
         return decision
 
+    def warm_up(self) -> None:
+        """Begin to load the most used blocks of all."""
+        hashes = self.transfers.tier.hottest(int(PREFETCH_SHARE * len(self.pool.blocks)))
+        if hashes:
+            self.start(WARM_UP, hashes, is_head=False)
+
     def _decide(self, owner: str, hashes: Sequence[BlockHash], *, is_head: bool) -> GateDecision:
         if self.transfers.is_hung:
             return GateDecision.OFF
@@ -118,7 +127,8 @@ class ColdTier:
             self.pool.release(transit.blocks)
             self.transfers.tier.touch(hashes)
             self.loaded_blocks += num_landed
-            self._landed_for[owner] = num_landed
+            if owner != WARM_UP:
+                self._landed_for[owner] = num_landed
         return owners
 
     def cancel(self, owner: str) -> None:
@@ -139,6 +149,30 @@ class ColdTier:
     def settle(self, owner: str) -> None:
         """The owner has taken its blocks, or will not: they no longer count as loaded ahead of need."""
         self._landed_for.pop(owner, None)
+
+    def stats(self) -> ColdStats:
+        transfers, tier, cost = self.transfers, self.transfers.tier, self.cost
+        counters = tier.counters
+        return ColdStats(
+            num_blocks=tier.num_blocks,
+            file_bytes=tier.file_bytes,
+            capacity_bytes=tier.capacity_bytes,
+            is_hung=transfers.is_hung,
+            loaded_blocks_total=self.loaded_blocks,
+            loads_total=transfers.counters.loads,
+            late_loads_total=transfers.counters.late_loads,
+            corrupt_blocks_total=counters.corrupt,
+            missing_blocks_total=counters.missing,
+            evictions_total=counters.evictions,
+            dropped_writes_total=transfers.counters.dropped_writes,
+            failed_writes_total=counters.write_errors,
+            read_bytes_total=counters.bytes_read,
+            written_bytes_total=counters.bytes_written,
+            rewritten_bytes_total=counters.bytes_rewritten,
+            read_seconds_total=transfers.counters.read_seconds,
+            read_latency_counts=tuple(transfers.counters.latency_counts),
+            gate_decisions={decision.value: count for decision, count in cost.decisions.items()},
+        )
 
     def check(self) -> None:
         """Blocks of loads are private and referenced once; the tier below adds up."""

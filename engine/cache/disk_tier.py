@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from engine.cache.block import BlockHash
 from engine.cache.disk import aligned_buffer
+from engine.cache.history import save_history
 from engine.cache.record import HEADER_BYTES, RecordHeader
 from engine.cache.segments import Place, SegmentStore
 from engine.errors import BlockCorruptError, CacheStoreFullError
@@ -86,7 +87,17 @@ class DiskTier:
                 store.close()
             raise
 
+    def remember(self) -> None:
+        """Keep the history on the disk; a directory that takes no file only costs the next warm start."""
+        with self._lock:
+            history = [(block_hash, entry.num_uses) for block_hash, entry in self._index.items() if entry.num_uses]
+        try:
+            save_history(self.stores[0].directory, history)
+        except OSError as error:
+            _log.warning("the history of the SSD tier could not be kept: %s", error)
+
     def close(self) -> None:
+        self.remember()
         for store in self.stores:
             store.close()
 
@@ -204,12 +215,8 @@ class DiskTier:
             used = [(-entry.num_uses, entry.depth, h) for h, entry in self._index.items() if entry.num_uses]
         return [block_hash for _, _, block_hash in sorted(used)[:limit]]
 
-    def history(self) -> list[tuple[BlockHash, int]]:
-        """Hash and number of uses of all used blocks, least recently used first: `restore` takes it after a restart."""
-        with self._lock:
-            return [(h, entry.num_uses) for h, entry in self._index.items() if entry.num_uses]
-
     def restore(self, history: Iterable[tuple[BlockHash, int]]) -> None:
+        """Take over what `remember` kept: how often blocks were used, and which of them last."""
         with self._lock:
             for block_hash, num_uses in history:
                 entry = self._index.get(block_hash)

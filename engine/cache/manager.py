@@ -87,14 +87,7 @@ class KVCacheManager:
         """Begin to fetch what the pool misses of a waiting request's prefix from the cold tier, if that pays."""
         if self.cold is None or not self.enable_prefix_caching:
             return None
-        return self._start_load(request.request_id, self._usable_hashes(request), is_head=is_head)
-
-    def prefetch(self, owner: str, hashes: Sequence[BlockHash]) -> GateDecision | None:
-        """The same for a prompt that is no request yet; within the prefetch share of the blocks."""
-        return None if self.cold is None else self._start_load(owner, hashes, is_head=False)
-
-    def _start_load(self, owner: str, hashes: Sequence[BlockHash], *, is_head: bool) -> GateDecision | None:
-        assert self.cold is not None
+        owner, hashes = request.request_id, self._usable_hashes(request)
         found = next((i for i, h in enumerate(hashes) if self.pool.find(h) is None), len(hashes))
         missing = hashes[found:]
         if not missing or missing[0] in self._promises:
@@ -108,6 +101,11 @@ class KVCacheManager:
         if decision is GateDecision.LOAD:
             self._promise(owner, missing[: self.cold.num_blocks_of(owner)])
         return decision
+
+    def warm_up(self) -> None:
+        """Begin to fetch the most used prefixes of earlier processes, within the prefetch share of the blocks."""
+        if self.cold is not None:
+            self.cold.warm_up()
 
     def take_landed(self) -> list[str]:
         """Owners whose loads are over: requests that may be scheduled now, or prefetches."""

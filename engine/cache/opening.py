@@ -1,16 +1,15 @@
 """From the settings of the SSD tier to copies that run: directories, sizes, a first measurement of the disk."""
 
-import json
 import logging
 import os
 import time
 from pathlib import Path
 
-from engine.cache.block import BlockHash
 from engine.cache.compression import Compression
 from engine.cache.cost import TransferCost
 from engine.cache.disk import Disk, aligned_buffer
 from engine.cache.disk_tier import DiskTier
+from engine.cache.history import load_history
 from engine.cache.record import record_bytes
 from engine.cache.segments import SegmentStore, smallest_capacity
 from engine.cache.transfers import BlockMemory, Transfers
@@ -35,6 +34,7 @@ def open_transfers(config: ColdConfig, memory: BlockMemory, *, disk: Disk | None
     stores = [SegmentStore(directory, capacity, segment, disk) for directory in config.directories]
     tier = DiskTier(stores, second_touch=config.second_touch)
     tier.open()
+    tier.restore(load_history(config.directories[0]))
     cost = TransferCost(num_readers=config.num_readers, has_gate=config.has_gate)
     try:
         cost.observe_read(max(read_seconds(disk, directory, size) for directory in config.directories))
@@ -70,25 +70,3 @@ def read_seconds(disk: Disk, directory: Path, num_bytes: int) -> float:
         os.close(fd)
         disk.remove(path)
     return sorted(samples)[len(samples) // 2]
-
-
-def save_history(directory: Path, history: list[tuple[BlockHash, int]]) -> None:
-    """Keep how often blocks were used, for the next process. Never half a file: it is renamed when it is whole."""
-    path = directory / "history.json"
-    temporary = path.with_suffix(".new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "w", encoding="ascii") as file:
-        json.dump([[block_hash.hex(), num_uses] for block_hash, num_uses in history], file)
-    temporary.replace(path)
-
-
-def load_history(directory: Path) -> list[tuple[BlockHash, int]]:
-    """What `save_history` kept; empty where there is none, or none that can be read."""
-    try:
-        rows = json.loads((directory / "history.json").read_text(encoding="ascii"))
-        return [(bytes.fromhex(block_hash), int(num_uses)) for block_hash, num_uses in rows]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError) as error:
-        _log.warning("the history of the SSD tier cannot be read: %s", error)
-        return []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.api import READ_LATENCY_BOUNDS
 from engine.cache.block import BlockHash
 from engine.cache.compression import Compression
 from engine.cache.cost import TransferCost
@@ -22,7 +23,7 @@ HUNG_SECONDS = 2.0
 """A read that takes longer switches loads off until it returns."""
 PROBE_SECONDS = 5.0
 """How often a disk that lost against computing is asked again."""
-LATENCY_BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+REMEMBER_SECONDS = 60.0
 
 
 class BlockMemory(Protocol):
@@ -55,13 +56,13 @@ class Load:
 
 @dataclass(slots=True)
 class TransferCounters:
-    """Totals since the start; `latency_counts` are reads by `LATENCY_BOUNDS`, the last one all that took longer."""
+    """Totals since the start; `latency_counts` are reads by `READ_LATENCY_BOUNDS`, the last one all the rest."""
 
     loads: int = 0
     late_loads: int = 0
     dropped_writes: int = 0
     read_seconds: float = 0.0
-    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS) + 1))
+    latency_counts: list[int] = field(default_factory=lambda: [0] * (len(READ_LATENCY_BOUNDS) + 1))
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +112,7 @@ class Transfers:
         self._num_slots = num_write_slots
         self._lock = threading.Lock()
         self._last_read = clock()
+        self._remember_at = clock() + REMEMBER_SECONDS
         self._threads = [threading.Thread(target=self._write_all, name="l3-write", daemon=True)]
         for number in range(cost.num_readers):
             self._threads.append(
@@ -256,7 +258,9 @@ class Transfers:
         with self._lock:
             self.cost.observe_read(seconds)
             self.counters.read_seconds += seconds
-            bucket = next((i for i, bound in enumerate(LATENCY_BOUNDS) if seconds <= bound), len(LATENCY_BOUNDS))
+            bucket = next(
+                (i for i, bound in enumerate(READ_LATENCY_BOUNDS) if seconds <= bound), len(READ_LATENCY_BOUNDS)
+            )
             self.counters.latency_counts[bucket] += 1
             self._last_read = self._clock()
 
@@ -268,6 +272,9 @@ class Transfers:
             except Exception:  # the blocks that wait behind this one can still be written
                 _log.exception("a block could not be written")
             self._free_slots.append(slot)
+            if self._clock() > self._remember_at:
+                self._remember_at = self._clock() + REMEMBER_SECONDS
+                self.tier.remember()
 
     def _sealed(self, header: RecordHeader, slot: memoryview) -> tuple[RecordHeader, memoryview]:
         """The finished record: compressed where that pays, with its checksum and its header."""

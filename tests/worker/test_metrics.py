@@ -1,6 +1,6 @@
 """What Prometheus sees."""
 
-from engine.api import EngineStats, PriorityClass
+from engine.api import ColdStats, EngineStats, PriorityClass
 from worker.metrics import Metrics
 
 
@@ -24,3 +24,25 @@ def test_every_name_has_the_prefix_and_the_gauges_follow_the_engine() -> None:
     assert all(name.startswith("v4flash_") for name in metrics.names())
     assert metrics.registry.get_sample_value("v4flash_kv_cache_utilisation_ratio") == 0.5
     assert metrics.registry.get_sample_value("v4flash_requests_running") == 3
+
+
+def test_tokens_count_by_the_tier_they_came_from_and_reads_by_their_time() -> None:
+    """Memory, SSD and computed add up to the prompts; buckets of a histogram are cumulative."""
+    metrics = Metrics()
+    value = metrics.registry.get_sample_value
+    assert value("v4flash_l3_cache_gate_decisions_total", {"decision": "recompute"}) == 0
+    cold = ColdStats(
+        read_bytes_total=4096,
+        read_seconds_total=0.5,
+        read_latency_counts=(1, *(0,) * 11, 2),
+        gate_decisions={"recompute": 3},
+    )
+    metrics.observe_engine(
+        EngineStats(prompt_tokens_total=100, cached_prompt_tokens_total=60, loaded_prompt_tokens_total=20, cold=cold)
+    )
+    tokens = {s: value("v4flash_kv_cache_prompt_tokens_total", {"source": s}) for s in ("l2", "l3", "computed")}
+    assert tokens == {"l2": 40, "l3": 20, "computed": 40}
+    assert value("v4flash_l3_cache_gate_decisions_total", {"decision": "recompute"}) == 3
+    assert value("v4flash_l3_cache_moved_bytes_total", {"direction": "read"}) == 4096
+    assert value("v4flash_l3_cache_read_seconds_bucket", {"le": "1.0"}) == 1
+    assert value("v4flash_l3_cache_read_seconds_count") == 3

@@ -74,3 +74,19 @@ def test_routes_that_cannot_be_used_are_refused_by_name(routes: str) -> None:
     """A broken expression, a loop, no JSON, no list."""
     with pytest.raises(SettingsError):
         load_settings({"routes": routes}, environ={})
+
+
+def test_the_ssd_tier_needs_a_path_and_a_size_and_the_prefix_cache() -> None:
+    """Half a configuration is refused with the name of the other half; without enable_l3_cache there is no tier."""
+    assert load_settings(environ={}).settings.engine_config().cold is None
+    for flags, missing in (
+        ({}, "l3_cache_path"),
+        ({"l3_cache_path": "/a", "swap_space": 0}, "swap_space"),
+        ({"l3_cache_path": "/a", "enable_prefix_caching": False}, "enable_prefix_caching"),
+    ):
+        with pytest.raises(SettingsError, match=missing):
+            load_settings({"enable_l3_cache": True, **flags}, environ={})
+    cold = load_settings({"enable_l3_cache": True, "l3_cache_path": "/a,/b", "swap_space": 2}, environ={})
+    config = cold.settings.engine_config().cold
+    assert config is not None
+    assert (config.directories, config.capacity_bytes) == ((Path("/a"), Path("/b")), 2 * 2**30)

@@ -81,6 +81,11 @@ SETTINGS_HELP = {
     "max_model_len": "Tokens of prompt and answer together.",
     "prefill_chunk_size": "Tokens of one prompt in a step.",
     "enable_prefix_caching": "Keep the KV of prompts for others that begin the same.",
+    "enable_l3_cache": "Keep evicted and preempted KV blocks on an SSD too; needs l3_cache_path.",
+    "l3_cache_path": "Directories for them, by commas, each on a disk of its own; one process each.",
+    "swap_space": "GiB that all of them together may take.",
+    "l3_admission": "second: a block goes to the SSD when it is seen for the second time; first: at once.",
+    "l3_compression": "zstd: pack blocks while measurements say that it makes loads faster.",
 }
 
 

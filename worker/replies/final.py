@@ -12,7 +12,7 @@ from worker.replies.api import Failure, ReplySink
 
 def wire_usage(usage: Usage) -> Mapping[str, Any]:
     """OpenAI's usage object of the engine's counts."""
-    return usage_object(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+    return usage_object(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.loaded_tokens)
 
 
 def wire_logprobs(

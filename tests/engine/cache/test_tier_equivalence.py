@@ -47,7 +47,7 @@ def open_core(model: Model, directory: Path | None, num_blocks: int = 16) -> Eng
     core = EngineCore(
         config, runner, transfers=None if config.cold is None else open_transfers(config.cold, runner.cache), check=True
     )
-    core.probe_prefill()
+    core.warm_up()
     return core
 
 
