@@ -20,6 +20,7 @@ import structlog
 from engine.api import GenerationEngine, PriorityClass
 from worker.admission import Admission, AdmissionPolicy
 from worker.assignment import Assignment
+from worker.backlog import Backlog, BacklogWatch
 from worker.backpressure import Backpressure
 from worker.broker.api import Broker, BrokerError, BrokerUnavailableError, Record
 from worker.cancel import CancelBook
@@ -108,11 +109,13 @@ class WorkerApp:
         )
         self._committer = Committer(self._subscription, self._tracker, self._codec)
         self._assignment.bind(self._subscription, self._committer)
+        self._backlog = Backlog(self._tracker)
         self._intake = Intake(
             self._subscription,
             self._assignment,
             self._tracker,
             self._admission,
+            self._backlog,
             queue=FairQueue(settings.class_weights),
             backpressure=Backpressure(settings.thresholds, dwell_seconds=settings.backpressure_dwell_seconds),
             stats=engine.stats,
@@ -186,6 +189,9 @@ class WorkerApp:
             answered=handover.answered,
             lease_seconds=self._settings.lease_seconds,
         )
+        backlog = BacklogWatch(
+            self._backlog, self._assignment, self._subscription, self._admin, self._clock, self._metrics
+        )
         control = ControlReader(self._control, (self._cancels.take, self._take_done))
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(self._leave)
@@ -200,6 +206,7 @@ class WorkerApp:
                         self._committer.run(),
                         self._subscription.run(),
                         self._watchdog.run(self._subscription),
+                        backlog.run(),
                         self._producers.own.run(),
                         self._producers.named.run(),
                     )

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from engine.api import EngineStats, PriorityClass
 from worker.admission import Admission, Held, Start
 from worker.assignment import Assignment
+from worker.backlog import Backlog, estimated_tokens
 from worker.backpressure import Backpressure
 from worker.broker.api import Consumer, TopicPartition
 from worker.clock import Clock
@@ -18,7 +19,6 @@ from worker.offsets import OffsetTracker
 MAX_RECORDS_PER_POLL = 8
 IDLE_SECONDS = 0.05
 TAIL_SECONDS = 2.0
-BYTES_PER_TOKEN = 4
 
 SLOT_SHARE: Mapping[PriorityClass, float] = {
     PriorityClass.URGENT: 1.0,
@@ -37,6 +37,7 @@ class Intake:
         assignment: Assignment,
         tracker: OffsetTracker,
         admission: Admission,
+        backlog: Backlog,
         *,
         queue: FairQueue,
         backpressure: Backpressure,
@@ -52,6 +53,7 @@ class Intake:
         self._assignment = assignment
         self._tracker = tracker
         self._admission = admission
+        self._backlog = backlog
         self._mark = mark
         self._queue = queue
         self._backpressure = backpressure
@@ -136,10 +138,10 @@ class Intake:
             if self._tracker.arrived(tp, record.offset):
                 self._metrics.record_polled(cls)
                 self._admission.arrived(Held(record, self._clock.wall_ms()))
+        self._backlog.polled(tp, records)
         self._assignment.polled(tp, records[-1].offset + 1)
         self._quiet_since = None
-        tokens = sum(len(record.value or b"") // BYTES_PER_TOKEN + 1 for record in records)
-        self._queue.charge(cls, tokens, self._clock.now())
+        self._queue.charge(cls, sum(map(estimated_tokens, records)), self._clock.now())
 
     def _ask_again(self, tp: TopicPartition) -> None:
         """Records that a rebalance overtook are not counted; where the partition is ours they are delivered again."""

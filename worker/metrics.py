@@ -1,15 +1,19 @@
 """Every metric of the worker, declared once: base units, labels from bounded sets. Knows Prometheus and no Kafka."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
 from engine.api import EngineStats, PriorityClass
+from worker.partition_backlog import PartitionBacklog
 from worker.tier_metrics import TierCollector
 
 _LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+MAX_PARTITIONS = 512
+"""With more than three series each, a scrape would cost more than it tells."""
 
 
 class Metrics:
@@ -52,6 +56,16 @@ class Metrics:
         self._waiting = gauge("requests_waiting", "Requests in the engine's queue.")
         self._tiers = TierCollector()
         registry.register(self._tiers)
+        of_partition = ["topic", "partition"]
+
+        def by_partition(name: str, text: str) -> Gauge:
+            return Gauge(f"v4flash_partition_{name}", text, of_partition, registry=registry)
+
+        age = "Age of the oldest prompt without an answer, in partitions of this worker."
+        self._oldest = by_partition("oldest_unfinished_seconds", age)
+        self._backlog = by_partition("backlog_tokens", "Tokens of prompts without an answer, estimated from bytes.")
+        loss = "Until retention drops the oldest prompt without an answer; absent where nothing can be lost."
+        self._loss = by_partition("seconds_to_retention_loss", loss)
         for cls in PriorityClass:
             for metric in (self._records, self._prompt_tokens, self._completion_tokens):
                 metric.labels(cls.value)
@@ -92,6 +106,18 @@ class Metrics:
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._tiers.stats = stats
+
+    def observe_backlog(self, partitions: Sequence[PartitionBacklog]) -> None:
+        """Replace the figures of all partitions; at most `MAX_PARTITIONS` are told, those with the oldest prompts."""
+        shown = sorted(partitions, key=lambda one: one.oldest_seconds, reverse=True)[:MAX_PARTITIONS]
+        for gauge in (self._oldest, self._backlog, self._loss):
+            gauge.clear()
+        for one in shown:
+            labels = (one.tp.topic, str(one.tp.partition))
+            self._oldest.labels(*labels).set(one.oldest_seconds)
+            self._backlog.labels(*labels).set(one.tokens)
+            if one.seconds_to_loss is not None:
+                self._loss.labels(*labels).set(one.seconds_to_loss)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

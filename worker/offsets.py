@@ -137,6 +137,11 @@ class OffsetTracker:
                 part.found |= earned(part.running)
             part.running.clear()
 
+    def is_unfinished(self, tp: TopicPartition, offset: int) -> bool:
+        """Whether it waits or runs here."""
+        part = self._partitions.get(tp)
+        return part is not None and (offset in part.waiting or offset in part.running)
+
     def lease_until_ms(self, tp: TopicPartition, offset: int) -> int | None:
         """Until when a former owner may still answer `offset`."""
         part = self._partitions.get(tp)

@@ -10,7 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.api import EngineStats, PriorityClass
 from topics.errors import ErrorCode
+from worker.broker.api import TopicPartition
 from worker.metrics import Metrics
+from worker.partition_backlog import PartitionBacklog
 
 OPS = Path(__file__).parents[2] / "ops"
 
@@ -23,6 +25,7 @@ def told() -> dict[str, set[str]]:
     metrics.stream_timeout("engine")
     metrics.dead_letter()
     metrics.observe_engine(EngineStats())
+    metrics.observe_backlog([PartitionBacklog(TopicPartition("t", 0), 1.0, 5, 10.0)])
     families = text_string_to_metric_families(metrics.exposition().decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
@@ -72,7 +75,7 @@ def test_every_error_code_of_an_alert_exists():
 def test_every_alert_says_what_clients_notice_and_what_to_do():
     """An alert without an action is noise."""
     for rule in alerts():
-        assert set(rule["annotations"]) == {"summary", "action"}
+        assert set(rule["annotations"]) == {"summary", "action", "runbook"}
         assert rule["labels"]["severity"] in ("warning", "critical")
 
 
@@ -81,3 +84,11 @@ def test_the_scrape_configuration_loads_the_rules():
     config = yaml.safe_load((OPS / "prometheus" / "prometheus.yml").read_text())
     assert all((OPS / "prometheus" / name).is_file() for name in config["rule_files"])
     assert [scrape["job_name"] for scrape in config["scrape_configs"]] == ["v4flash"]
+
+
+def test_every_alert_has_its_section_in_the_runbook_and_every_section_its_alert():
+    """Whoever is woken finds the page that belongs to what woke them."""
+    page = "ops/runbooks/alerts.md"
+    sections = re.findall(r"^## (\w+)$", (OPS.parent / page).read_text(), flags=re.MULTILINE)
+    assert sections == [rule["alert"] for rule in alerts()]
+    assert [rule["annotations"]["runbook"] for rule in alerts()] == [f"{page}#{name.lower()}" for name in sections]

@@ -171,6 +171,9 @@ class Admin(Protocol):
     async def partition_counts(self, names: Collection[str] | None = None) -> dict[str, int]:
         """Topic -> number of partitions; all topics when `names` is None; absent topics are left out."""
 
+    async def topic_configs(self, names: Collection[str]) -> dict[str, Mapping[str, str]]:
+        """Settings by topic; absent topics and those that we may not see are left out."""
+
     async def committed(self, group: str, tps: Collection[TopicPartition]) -> dict[TopicPartition, OffsetCommit | None]:
         """What `group` has committed, with its metadata; None for a partition without."""
 

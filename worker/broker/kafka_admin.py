@@ -1,6 +1,6 @@
 """Topics of a Kafka cluster: made, deleted, counted; committed offsets with their metadata."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition as KafkaTopicPartition
@@ -9,6 +9,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin import NewTopic as KafkaNewTopic
 
 from worker.broker.api import BrokerUnavailableError, NewTopic, OffsetCommit, TopicPartition
+from worker.broker.kafka_configs import topic_configs
 from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, start_or_stop, stop_bounded
 
 
@@ -58,6 +59,9 @@ class KafkaAdmin:
         topics = await self._call(lambda client: client.describe_topics())
         counts = {topic["topic"]: len(topic["partitions"]) for topic in topics if topic["error_code"] == 0}
         return counts if names is None else {name: counts[name] for name in names if name in counts}
+
+    async def topic_configs(self, names: Collection[str]) -> dict[str, Mapping[str, str]]:
+        return await self._call(lambda client: topic_configs(client, names))  # type: ignore[no-any-return]
 
     async def cluster_id(self) -> str:
         found = await self._call(lambda client: client.describe_cluster())

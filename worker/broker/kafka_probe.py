@@ -9,13 +9,13 @@ from typing import Any
 
 from aiokafka import errors
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.conn import create_conn
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.group import HeartbeatRequest
 from aiokafka.protocol.produce import ProduceRequest
 
 from worker.broker.api import BrokerError
+from worker.broker.kafka_configs import node_config, topic_configs
 from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, stop_bounded
 
 NO_PARTITION = 2_000_000_000
@@ -63,14 +63,14 @@ class KafkaProbe:
 
     async def topic_configs(self, topics: Collection[str]) -> dict[str, Mapping[str, str]]:
         """Settings by topic; those that we may not see are left out."""
-        return await self._configs(ConfigResourceType.TOPIC, topics)
+        with mapped_errors():
+            return await topic_configs(self._client, topics)
 
     async def broker_config(self) -> Mapping[str, str]:
         """Settings of one node; empty where we may not see them."""
         with mapped_errors():
             found = await self._client.describe_cluster()
-        node = str(found["brokers"][0]["node_id"])
-        return (await self._configs(ConfigResourceType.BROKER, [node])).get(node, {})
+            return await node_config(self._client, str(found["brokers"][0]["node_id"]))
 
     async def may_read(self, topic: str) -> bool:
         request = FetchRequest(PROBE_MS, 0, 1, 1, [(topic, [(NO_PARTITION, 0, 1)])])
@@ -96,18 +96,6 @@ class KafkaProbe:
     async def _send(self, request: Any) -> Any:
         with mapped_errors():
             return await self._client._send_request(request)  # the public calls have none for these
-
-    async def _configs(self, kind: ConfigResourceType, names: Collection[str]) -> dict[str, Mapping[str, str]]:
-        if not names:
-            return {}
-        with mapped_errors():
-            responses = await self._client.describe_configs([ConfigResource(kind, name) for name in names])
-        return {
-            name: {entry[0]: entry[1] or "" for entry in entries}
-            for response in responses
-            for code, _, _, name, entries in response.resources
-            if code == 0
-        }
 
 
 def _words(error: BaseException) -> str:

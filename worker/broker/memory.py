@@ -4,7 +4,7 @@ Nothing is written to disk and nothing waits on a clock but the timeouts that ca
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 
 from worker.broker.api import (
@@ -154,6 +154,10 @@ class MemoryAdmin:
         await self._cluster.faults.pass_through("admin")
         topics = self._cluster.topics
         return {name: len(topics[name].partitions) for name in (topics if names is None else names) if name in topics}
+
+    async def topic_configs(self, names: Collection[str]) -> dict[str, Mapping[str, str]]:
+        await self._cluster.faults.pass_through("admin")
+        return {name: self._cluster.topics[name].config for name in names if name in self._cluster.topics}
 
     async def committed(self, group: str, tps: Collection[TopicPartition]) -> dict[TopicPartition, OffsetCommit | None]:
         await self._cluster.faults.pass_through("admin")
