@@ -38,6 +38,7 @@ from worker.job_services import JobLimits, JobServices
 from worker.lease import Answered, AnsweredBook, parse_done
 from worker.metrics import Metrics
 from worker.offsets import OffsetTracker
+from worker.prefill_chunk import PrefillChunks
 from worker.quotas import Quotas
 from worker.renewing_producer import ResendingProducer
 from worker.replies.producers import ReplyProducers
@@ -296,6 +297,7 @@ class WorkerApp:
             identities=Identities(),
             runs=SharedRuns(),
             quotas=Quotas(settings.tenant_quotas),
+            prefill_chunks=PrefillChunks.of_setting(settings.prefill_chunk_hook),
             control_topic=names.control,
             clock=self._clock,
             metrics=self._metrics,

@@ -176,6 +176,9 @@ class Job:
             priority=self._envelope.priority(headers),
             max_output_tokens=self._services.limits.max_output_tokens,
             arrival_seconds=self._tally.began,
+            prefill_chunk=self._services.prefill_chunks.choose(
+                headers.prefill_chunk, len(self._record.value or b""), self._record.headers
+            ),
         )
 
     def _watch(self, headers: RequestHeaders) -> DeltaWatch:

@@ -9,6 +9,7 @@ from worker.clock import Clock
 from worker.dead_letter import DeadLetters
 from worker.identities import Identities
 from worker.metrics import Metrics
+from worker.prefill_chunk import PrefillChunks
 from worker.quotas import Quotas
 from worker.replies.producers import ReplyProducers
 from worker.replies.routes import ReplyRoutes
@@ -55,6 +56,7 @@ class JobServices:
     identities: Identities
     runs: SharedRuns
     quotas: Quotas
+    prefill_chunks: PrefillChunks
     control_topic: str
     clock: Clock
     metrics: Metrics

@@ -7,9 +7,11 @@ from prometheus_client.exposition import generate_latest
 
 from engine.api import EngineStats, PriorityClass
 from worker.partition_backlog import PartitionBacklog
+from worker.scheduler_metrics import SchedulerCollector
 from worker.tier_metrics import TierCollector
 
 _LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_PROMPT_TOKENS_BUCKETS = tuple(float(1 << power) for power in range(4, 18))
 _FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 MAX_PARTITIONS = 512
@@ -51,6 +53,13 @@ class Metrics:
             registry=registry,
             buckets=_FIRST_TOKEN_BUCKETS,
         )
+        self._prompt_length = Histogram(
+            "v4flash_prompt_length_tokens",
+            "Prompt tokens of an ended request.",
+            by_class,
+            registry=registry,
+            buckets=_PROMPT_TOKENS_BUCKETS,
+        )
         self._utilisation = gauge("kv_cache_utilisation_ratio", "KV blocks that cannot be reclaimed now, over all.")
         self._running = gauge("requests_running", "Requests in the batch.")
         self._waiting = gauge("requests_waiting", "Requests in the engine's queue.")
@@ -66,11 +75,14 @@ class Metrics:
         self._backlog = by_partition("backlog_tokens", "Tokens of prompts without an answer, estimated from bytes.")
         loss = "Until retention drops the oldest prompt without an answer; absent where nothing can be lost."
         self._loss = by_partition("seconds_to_retention_loss", loss)
+        self._scheduler = SchedulerCollector()
+        registry.register(self._scheduler)
         for cls in PriorityClass:
             for metric in (self._records, self._prompt_tokens, self._completion_tokens):
                 metric.labels(cls.value)
             self._latency.labels(cls.value)
             self._first_token.labels(cls.value)
+            self._prompt_length.labels(cls.value)
 
     def record_polled(self, cls: PriorityClass) -> None:
         self._records.labels(cls.value).inc()
@@ -89,6 +101,7 @@ class Metrics:
         if first_token_seconds is not None:
             self._first_token.labels(cls.value).observe(first_token_seconds)
         self._prompt_tokens.labels(cls.value).inc(prompt_tokens)
+        self._prompt_length.labels(cls.value).observe(prompt_tokens)
         self._completion_tokens.labels(cls.value).inc(completion_tokens)
 
     def error(self, code: str) -> None:
@@ -101,11 +114,11 @@ class Metrics:
         self._dead_letters.inc()
 
     def observe_engine(self, stats: EngineStats) -> None:
-        """Take over the gauges of the latest engine snapshot."""
+        """Take over the latest engine snapshot."""
         self._utilisation.set(stats.kv_utilisation)
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
-        self._tiers.stats = stats
+        self._tiers.stats = self._scheduler.stats = stats
 
     def observe_backlog(self, partitions: Sequence[PartitionBacklog]) -> None:
         """Replace the figures of all partitions; at most `MAX_PARTITIONS` are told, those with the oldest prompts."""

@@ -1,14 +1,13 @@
 """The security of Kafka's connections as the settings ask for it: files and functions are found here, or named."""
 
 import ssl
-from collections.abc import Callable
-from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
 from worker.broker.kafka_security import KafkaSecurity, TokenSource, token_from_file, token_from_function
 from worker.errors import StartError
+from worker.hooks import load_function
 
 if TYPE_CHECKING:
     from worker.settings import Settings  # which checks itself with this file
@@ -84,15 +83,4 @@ def _token_source(settings: "Settings") -> TokenSource | None:
         return token_from_file(settings.sasl_oauth_token_file)
     if settings.sasl_oauth_token_provider is None:
         return None
-    return token_from_function(_function(settings.sasl_oauth_token_provider))
-
-
-def _function(place: str) -> Callable[[], str]:
-    module, _, name = place.partition(":")
-    try:
-        function = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise StartError(f"sasl_oauth_token_provider: there is no {place} ({error})") from None
-    if not callable(function):
-        raise StartError(f"sasl_oauth_token_provider: {place} is no function")
-    return cast("Callable[[], str]", function)
+    return token_from_function(load_function("sasl_oauth_token_provider", settings.sasl_oauth_token_provider))

@@ -34,6 +34,10 @@ NO_SETTINGS = frozenset({CONFIG_VARIABLE, SUPERVISED, "V4FLASH_ISA", "V4FLASH_KE
 ALIASES = {"max_batch_size": "max_num_seqs", "served_model_name": "served_model_names"}
 
 
+RESERVED_PART = 32
+"""One slot and one block in so many are kept for urgent requests, where the settings do not say how many."""
+
+
 class Source(StrEnum):
     """Where a value came from, the strongest first."""
 
@@ -131,6 +135,11 @@ class Settings(BaseSettings):
     max_num_batched_tokens: Count = 1024
     max_model_len: Count = 2048
     prefill_chunk_size: Count = 512
+    prefill_chunk_hook: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
+    inter_token_target_ms: Count | None = None
+    enable_interrupts: bool = True
+    urgent_reserved_seqs: Annotated[int, Field(ge=0)] | None = None
+    urgent_reserved_blocks: Annotated[int, Field(ge=0)] | None = None
     enable_prefix_caching: bool = True
     enable_l3_cache: bool = False
     l3_cache_path: Annotated[tuple[Path, ...], BeforeValidator(names)] = ()
@@ -200,6 +209,10 @@ class Settings(BaseSettings):
             max_model_len=self.max_model_len,
             prefill_chunk_size=self.prefill_chunk_size,
             enable_prefix_caching=self.enable_prefix_caching,
+            enable_interrupts=self.enable_interrupts,
+            urgent_reserved_seqs=_or(self.urgent_reserved_seqs, self.max_num_seqs // RESERVED_PART),
+            urgent_reserved_blocks=_or(self.urgent_reserved_blocks, self.num_blocks // RESERVED_PART),
+            inter_token_target_seconds=_or(self.inter_token_target_ms, self.streaming_timeout_ms // 2) / 1000,
             seed=self.seed,
             cold=self.cold_config(),
         )
@@ -242,6 +255,10 @@ def load_settings(
         origin = f" (from {sources[str(first['loc'][0])]})" if first["loc"] else ""
         reason = first["msg"].removeprefix("Value error, ")  # pydantic's word before a message of ours
         raise SettingsError(f"{where}{origin}: {reason}" if where else reason) from None
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def _env(environ: Mapping[str, str]) -> dict[str, str]:

@@ -26,6 +26,7 @@ def translate(
     priority: PriorityClass,
     max_output_tokens: int,
     arrival_seconds: float,
+    prefill_chunk: int | None = None,
 ) -> GenerateRequest:
     """The engine's request, checked to be able to run. Encodes text, so it may run in a thread.
 
@@ -54,6 +55,7 @@ def translate(
         tenant=tenant,
         operation=prompt.operation,
         arrival_seconds=arrival_seconds,
+        prefill_chunk=prefill_chunk,
     )
     engine.check(request)
     return request

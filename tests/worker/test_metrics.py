@@ -1,6 +1,6 @@
 """What Prometheus sees."""
 
-from engine.api import ColdStats, EngineStats, PriorityClass
+from engine.api import ColdStats, Decision, EngineStats, PriorityClass
 from worker.metrics import Metrics
 
 
@@ -46,3 +46,17 @@ def test_tokens_count_by_the_tier_they_came_from_and_reads_by_their_time() -> No
     assert value("v4flash_l3_cache_moved_bytes_total", {"direction": "read"}) == 4096
     assert value("v4flash_l3_cache_read_seconds_bucket", {"le": "1.0"}) == 1
     assert value("v4flash_l3_cache_read_seconds_count") == 3
+
+
+def test_counters_of_the_engine_grow_by_what_a_snapshot_adds() -> None:
+    """Each snapshot counts once, however often it is seen; every decision has a series from the start."""
+    metrics = Metrics()
+    value = metrics.registry.get_sample_value
+    assert value("v4flash_scheduler_decisions_total", {"decision": "squeezed_in"}) == 0
+    stats = EngineStats(decisions={Decision.STARTED: 3}, busy_seconds_total=1.5, steps_total=4)
+    for _ in range(2):
+        metrics.observe_engine(stats)
+    metrics.observe_engine(EngineStats(decisions={Decision.STARTED: 5}, busy_seconds_total=2.0, steps_total=6))
+    assert value("v4flash_scheduler_decisions_total", {"decision": "started"}) == 5
+    assert value("v4flash_engine_busy_seconds_total") == 2.0
+    assert value("v4flash_engine_steps_total") == 6
