@@ -1,13 +1,16 @@
 """An engine without a model: the answer is a function of the prompt, so that whoever sent one can say what must come.
 
 For drills, overhead measurements and users' own tests. One token is one byte of UTF-8. Text in the prompt steers it:
-`[[error]]` fails, `[[stall]]` never answers, `[[slow]]` answers at 20 tokens a second, `[[tokens=N]]` sets the length.
+`[[error]]` fails, `[[memory]]` finds no memory, `[[stall]]` never answers, `[[die]]` kills the process, `[[slow]]`
+answers at 20 tokens a second, `[[tokens=N]]` sets the length.
 """
 
 import asyncio
 import heapq
 import itertools
 import math
+import os
+import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -154,6 +157,10 @@ class ScriptedEngine:
         script = prompt_text(request.prompt_token_ids)
         if "[[error]]" in script:
             raise EngineError("the prompt asked for an error")
+        if "[[memory]]" in script:
+            raise MemoryError
+        if "[[die]]" in script:
+            os.kill(os.getpid(), signal.SIGKILL)
         if "[[stall]]" in script:
             await self._closed.wait()
         rate = min(self._rate, SLOW_TOKENS_PER_SECOND) if "[[slow]]" in script else self._rate

@@ -139,10 +139,16 @@ class WorkerApp:
         return self._subscription
 
     @property
+    def unready(self) -> str | None:
+        """Why prompts are not taken, from all partitions or from some; None when all is well."""
+        if not self._engine.health.ready:
+            return self._engine.health.reason or "the engine is not ready"
+        return "stopping" if self._stop.is_set() else self._assignment.unready
+
+    @property
     def ready(self) -> bool:
         """Whether prompts are being taken."""
-        serving = self._engine.health.ready and self._assignment.known.is_set() and not self._stop.is_set()
-        return serving and not self._assignment.stuck
+        return self.unready is None
 
     @property
     def stalled(self) -> str | None:

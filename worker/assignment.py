@@ -37,6 +37,7 @@ class Assignment:
         self.starts: dict[TopicPartition, int] = {}
         self.paused: frozenset[TopicPartition] = frozenset()
         self.stuck: set[TopicPartition] = set()  # a dead letter of theirs finds no place
+        self.unreadable: dict[TopicPartition, float] = {}  # until when they are not asked again
         self.known = asyncio.Event()
         self._tracker = tracker
         self._admission = admission
@@ -68,6 +69,7 @@ class Assignment:
         consumer.pause(self.paused & set(assigned))
         self.epoch += 1
         self.open.clear()
+        self.unreadable.clear()
         committed = await consumer.committed(assigned)
         ends = await consumer.end_offsets(assigned)
         starts = {tp: commit.offset for tp, commit in committed.items() if commit is not None}
@@ -100,6 +102,16 @@ class Assignment:
     def polled(self, tp: TopicPartition, next_offset: int) -> None:
         """Everything before `next_offset` has been taken."""
         self.positions[tp] = max(next_offset, self.positions.get(tp, 0))
+
+    @property
+    def unready(self) -> str | None:
+        """Why some or all partitions are not served; None when all are."""
+        if not self.known.is_set():
+            return "not in the group yet"
+        for tps, why in ((self.stuck, "a dead letter finds no place"), (self.unreadable, "records cannot be read")):
+            if tps:
+                return f"{why}: {', '.join(f'{tp.topic}[{tp.partition}]' for tp in sorted(tps))}"
+        return None
 
     @property
     def at_ends(self) -> bool:

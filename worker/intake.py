@@ -5,12 +5,14 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
+import structlog
+
 from engine.api import EngineStats, PriorityClass
 from worker.admission import Admission, Held, Start
 from worker.assignment import Assignment
 from worker.backlog import Backlog, estimated_tokens
 from worker.backpressure import Backpressure
-from worker.broker.api import Consumer, TopicPartition
+from worker.broker.api import Consumer, TopicPartition, UnreadableRecordsError
 from worker.clock import Clock
 from worker.fair_queue import FairQueue
 from worker.metrics import Metrics
@@ -19,6 +21,9 @@ from worker.offsets import OffsetTracker
 MAX_RECORDS_PER_POLL = 8
 IDLE_SECONDS = 0.05
 TAIL_SECONDS = 2.0
+AGAIN_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
 
 SLOT_SHARE: Mapping[PriorityClass, float] = {
     PriorityClass.URGENT: 1.0,
@@ -126,7 +131,12 @@ class Intake:
         self._last_polled[tp] = self._turn
         most = min(MAX_RECORDS_PER_POLL, self._tracker.room(tp), self._slots[cls] - self.num_inflight)
         epoch = self._assignment.epoch
-        records = await self._consumer.poll(tp, most, wait_seconds)
+        try:
+            records = await self._consumer.poll(tp, most, wait_seconds)
+        except UnreadableRecordsError as error:  # another replica may still have them whole: nothing is skipped
+            log.warning("records cannot be read", topic=tp.topic, partition=tp.partition, error=str(error))
+            self._assignment.unreadable[tp] = self._clock.now() + AGAIN_SECONDS
+            return
         if epoch != self._assignment.epoch:
             self._ask_again(tp)
             return
@@ -140,6 +150,7 @@ class Intake:
                 self._admission.arrived(Held(record, self._clock.wall_ms()))
         self._backlog.polled(tp, records)
         self._assignment.polled(tp, records[-1].offset + 1)
+        self._assignment.unreadable.pop(tp, None)
         self._quiet_since = None
         self._queue.charge(cls, sum(map(estimated_tokens, records)), self._clock.now())
 
@@ -166,7 +177,10 @@ class Intake:
         paused = self._backpressure.update(self._stats().kv_utilisation, self._clock.now())
         self._pause(frozenset(tp for tp in self._assignment.open if self._class_of(tp.topic) in paused))
         ready: dict[PriorityClass, list[TopicPartition]] = {}
+        now, unreadable = self._clock.now(), self._assignment.unreadable
         for tp in self._assignment.open - self._assignment.paused - self._assignment.stuck:
+            if now < unreadable.get(tp, now):
+                continue
             cls = self._class_of(tp.topic)
             if self.num_inflight < self._slots[cls] and self._tracker.room(tp):
                 ready.setdefault(cls, []).append(tp)

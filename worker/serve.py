@@ -109,7 +109,9 @@ class Serving:
         self._settings = settings
         self._engine, self._metrics = build_engine(settings), Metrics()
         self.app = build_app(settings, build_broker(settings), self._engine, self._metrics)
-        self.probes = Probes(self._metrics, ready=self._ready, live=lambda: self.app.stalled, details=self._details)
+        self.probes = Probes(
+            self._metrics, ready=lambda: self.app.unready, live=lambda: self.app.stalled, details=self._details
+        )
 
     async def run(self, *, until_end: bool = False, handover: Handover | None = None) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -118,9 +120,6 @@ class Serving:
             await self.app.run(until_end=until_end, handover=handover)
             watch.cancel()
         log.info("worker ended")
-
-    def _ready(self) -> str | None:  # a dead engine ends the process, and needs no probe
-        return None if self.app.ready else self._engine.health.reason or "not taking prompts"
 
     def _details(self) -> dict[str, str]:
         return {"kernels": self._engine.model.kernels} if self._engine.health.ready else {}

@@ -1,14 +1,17 @@
 """A loopback proxy in front of one Kafka node that reads the API key of every request, so that a drill can keep one
-kind of answer from a client, or cut its connection after the broker has acted. It changes no byte that it passes."""
+kind of answer from a client, put an error into it, or cut the connection after the broker has acted. Nothing else is
+changed."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from types import TracebackType
 from typing import Self
 
 HEADER_BYTES = 8  # api key, api version, correlation id
+CORRELATION_BYTES = 4
+THROTTLE_BYTES = 4
 
 
 class ApiKey(IntEnum):
@@ -17,13 +20,30 @@ class ApiKey(IntEnum):
     PRODUCE = 0
     FETCH = 1
     OFFSET_COMMIT = 8
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    SYNC_GROUP = 14
 
 
 class Action(Enum):
-    """WITHHOLD keeps the answer and leaves the connection open; CUT closes it instead of answering."""
+    """WITHHOLD keeps the answer and leaves the connection open; CUT closes it instead of answering; FAIL answers with
+    an error although the broker has acted."""
 
     WITHHOLD = "withhold"
     CUT = "cut"
+    FAIL = "fail"
+
+
+class KafkaError(IntEnum):
+    """Errors that drills put into answers."""
+
+    COORDINATOR_LOADING = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    ILLEGAL_GENERATION = 22
+    UNKNOWN_MEMBER_ID = 25
+    REBALANCE_IN_PROGRESS = 27
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 
 
 @dataclass(slots=True)
@@ -35,6 +55,7 @@ class Rule:
     action: Action
     matches: Callable[[bytes], bool] = lambda request: True
     times: int = 1
+    error: KafkaError | None = None
     hit: asyncio.Event = field(default_factory=asyncio.Event)
     num_hits: int = 0
 
@@ -61,9 +82,18 @@ class KafkaProxy:
         for writer in tuple(self._writers):
             writer.transport.abort()
 
-    def rule(self, api_key: ApiKey, action: Action, *, containing: bytes = b"", times: int = 1) -> Rule:
-        """From now on; `containing` must stand in the request as it is (our producers do not compress)."""
-        rule = Rule(api_key, action, lambda request: containing in request, times)
+    def rule(
+        self,
+        api_key: ApiKey,
+        action: Action,
+        *,
+        containing: bytes = b"",
+        times: int = 1,
+        error: KafkaError | None = None,
+    ) -> Rule:
+        """From now on; `containing` must stand in the request as it is (our producers do not compress). FAIL needs an
+        `error`, and FETCH cannot be failed."""
+        rule = Rule(api_key, action, lambda request: containing in request, times, error)
         self._rules.append(rule)
         return rule
 
@@ -112,6 +142,11 @@ class KafkaProxy:
             rule.hit.set()
             if rule.action is Action.CUT:
                 raise EOFError
+            if rule.action is Action.FAIL:
+                assert rule.error is not None
+                frame = failed(frame, rule.api_key, rule.error)
+                writer.write(len(frame).to_bytes(4, "big") + frame)
+                await writer.drain()
 
     def _rule_for(self, frame: bytes) -> Rule | None:
         key = int.from_bytes(frame[:2], "big")
@@ -122,10 +157,36 @@ class KafkaProxy:
         return None
 
 
+def failed(response: bytes, api_key: ApiKey, error: KafkaError) -> bytes:
+    """The response with this error in place of each of its own. Layouts of the versions before tagged fields, which
+    aiokafka speaks: see Kafka's protocol guide."""
+    changed = bytearray(response)
+    for at in _errors_at(response, api_key):
+        changed[at : at + 2] = error.to_bytes(2, "big")
+    return bytes(changed)
+
+
+def _errors_at(response: bytes, api_key: ApiKey) -> Iterator[int]:
+    if api_key not in (ApiKey.PRODUCE, ApiKey.OFFSET_COMMIT):
+        yield CORRELATION_BYTES + THROTTLE_BYTES
+        return
+    # the fields of a partition after its number and its error: Produce's are offset, timestamp, log start, a list of
+    # record errors and a message, which a partition that went well leaves empty
+    rest = 0 if api_key is ApiKey.OFFSET_COMMIT else 8 + 8 + 8 + 4 + 2
+    at = CORRELATION_BYTES + (THROTTLE_BYTES if api_key is ApiKey.OFFSET_COMMIT else 0)
+    num_topics, at = int.from_bytes(response[at : at + 4], "big"), at + 4
+    for _ in range(num_topics):
+        at += 2 + int.from_bytes(response[at : at + 2], "big")
+        num_partitions, at = int.from_bytes(response[at : at + 4], "big"), at + 4
+        for _ in range(num_partitions):
+            yield at + 4
+            at += 6 + rest
+
+
 async def _frame(reader: asyncio.StreamReader) -> bytes:
     """Raises IncompleteReadError, an EOFError, at the end of the connection."""
     size = int.from_bytes(await reader.readexactly(4), "big")
     return await reader.readexactly(size)
 
 
-__all__ = ["Action", "ApiKey", "KafkaProxy", "Rule"]
+__all__ = ["Action", "ApiKey", "KafkaError", "KafkaProxy", "Rule", "failed"]

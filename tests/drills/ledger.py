@@ -3,16 +3,17 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import TopicPartition as KafkaTopicPartition
 
 from engine.api import ChatMessage
 from engine.scripted import ScriptedEngine, scripted_answer
 from topics.attempts import AttemptReader, AttemptState
 from topics.names import TopicNames
-from worker.broker.api import Record, TopicPartition
+from worker.broker.api import OffsetCommit, Record, TopicPartition
 from worker.broker.kafka import KafkaBroker
 from worker.broker.kafka_admin import KafkaAdmin
 from worker.broker.kafka_connection import KafkaConnection
@@ -23,11 +24,12 @@ AT_ONCE = 500
 
 @dataclass(slots=True)
 class Entry:
-    """One acknowledged prompt, and what came back."""
+    """One acknowledged prompt, and what came back. `error` is the code of the error that is its right answer."""
 
     expected: str
     where: TopicPartition
     offset: int
+    error: str | None = None
     answer: AttemptReader = field(default_factory=AttemptReader)
     attempts: list[bytes] = field(default_factory=list)
     ended: list[bytes] = field(default_factory=list)
@@ -39,6 +41,12 @@ class Entry:
     @property
     def streaming(self) -> bool:
         return bool(self.attempts) and not self.answer.settled
+
+    @property
+    def right(self) -> bool:
+        if self.error is not None:
+            return self.answer.state is AttemptState.ERROR and (self.answer.error or {}).get("code") == self.error
+        return self.answer.state is AttemptState.COMPLETE and self.answer.text == self.expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,7 @@ class Ledger:
 
     def __init__(self, bootstrap_servers: str, prefix: str) -> None:
         self.names = TopicNames(prefix)
+        self._bootstrap_servers = bootstrap_servers
         connection = KafkaConnection(bootstrap_servers, metadata_max_age_seconds=3.0, request_timeout_seconds=5.0)
         self.broker = KafkaBroker(connection)
         self.entries: dict[str, Entry] = {}
@@ -66,6 +75,7 @@ class Ledger:
         self.fault_at: float | None = None
         self.num_open_at_fault = self.num_unknown_replies = 0
         self.num_partitions = 12
+        self._num_sent = 0
         self._admin = KafkaAdmin(connection)
         self._producer = AIOKafkaProducer(
             bootstrap_servers=bootstrap_servers, enable_idempotence=True, metadata_max_age_ms=3000
@@ -81,28 +91,47 @@ class Ledger:
         for client in (self._admin, self._producer, self._reader):
             await client.stop()
 
-    async def send(self, count: int, text: str, *, mode: str = "chunks", cls: str = "standard", **headers: str) -> None:
-        """Send `count` prompts and note each when the broker has it; headers are named with underscores."""
-        for begin in range(0, count, AT_ONCE):
-            first = len(self.entries)
-            sending = (
-                self._send(index, f"{text} number {index}", mode, cls, headers)
-                for index in range(first, first + min(AT_ONCE, count - begin))
-            )
-            self.entries.update(await asyncio.gather(*sending))
+    async def send(
+        self,
+        count: int,
+        text: str,
+        *,
+        mode: str = "chunks",
+        cls: str = "standard",
+        error: str | None = None,
+        at_once: int = AT_ONCE,
+        **headers: str,
+    ) -> list[str]:
+        """Send `count` prompts and note each when the broker has it; their ids. Headers are named with underscores."""
+        named = {"x-reply-mode": mode} | {name.replace("_", "-"): value for name, value in headers.items()}
+        sent: list[str] = []
+        while len(sent) < count:
+            first = self._num_sent
+            self._num_sent += min(at_once, count - len(sent))
+            made = [
+                self._send(index, f"{text} number {index}", cls, named, error) for index in range(first, self._num_sent)
+            ]
+            self.entries.update(found := await asyncio.gather(*made))
+            sent += [request_id for request_id, _ in found]
+        return sent
 
-    async def _send(self, index: int, words: str, mode: str, cls: str, more: dict[str, str]) -> "tuple[str, Entry]":
+    async def _send(
+        self, index: int, words: str, cls: str, more: dict[str, str], error: str | None
+    ) -> "tuple[str, Entry]":
         request_id = f"r{index}"
         ids = self._engine.encode_chat([ChatMessage("user", words)])
         body = json.dumps({"messages": [{"role": "user", "content": words}], "max_tokens": MAX_TOKENS}).encode()
-        named = {"x-request-id": request_id, "x-reply-mode": mode}
-        named |= {name.replace("_", "-"): value for name, value in more.items()}
-        wire = [(name, value.encode()) for name, value in named.items()]
-        topic, partition = self.names.prompts(cls), index % self.num_partitions
+        wire = [(name, value.encode()) for name, value in {"x-request-id": request_id, **more}.items()]
+        where = TopicPartition(self.names.prompts(cls), index % self.num_partitions)
         sent = await self._producer.send_and_wait(
-            topic, body, key=request_id.encode(), headers=wire, partition=partition
+            where.topic, body, key=request_id.encode(), headers=wire, partition=where.partition
         )
-        return request_id, Entry(scripted_answer(ids, MAX_TOKENS), TopicPartition(topic, partition), sent.offset)
+        return request_id, Entry(scripted_answer(ids, MAX_TOKENS), where, sent.offset, error)
+
+    def drop(self, request_ids: Collection[str]) -> None:
+        """The broker has lost these on purpose: nobody can answer them."""
+        for request_id in request_ids:
+            del self.entries[request_id]
 
     async def send_unread(self, count: int, text: str, reply_topic: str) -> int:
         """Send prompts whose replies go where this ledger does not read; how many."""
@@ -157,6 +186,25 @@ class Ledger:
         self.num_open_at_fault = sum(not entry.answer.settled for entry in self.entries.values())
         self._open = [entry for entry in self.entries.values() if not entry.answer.settled]
 
+    async def commit(self, tp: TopicPartition, offset: int, metadata: str) -> None:
+        """Write what the group has committed, as a tool or another version would; nobody may be in the group."""
+        consumer = AIOKafkaConsumer(bootstrap_servers=self._bootstrap_servers, group_id=self.names.prefix)
+        await consumer.start()
+        consumer.assign([KafkaTopicPartition(*tp)])
+        await consumer.commit({KafkaTopicPartition(*tp): (offset, metadata)})
+        await consumer.stop()
+
+    async def commit_of(self, tp: TopicPartition) -> OffsetCommit | None:
+        """What the group has committed of one partition."""
+        return (await self._admin.committed(self.names.prefix, [tp]))[tp]
+
+    async def until_metadata(self, tp: TopicPartition, *, seconds: float = 20.0) -> None:
+        """The commit of the partition says more than its offset."""
+        ends = time.monotonic() + seconds
+        while (made := await self.commit_of(tp)) is None or not made.metadata:
+            assert time.monotonic() < ends, f"{tp}: {made}"
+            await asyncio.sleep(0.1)
+
     async def committed(self) -> dict[TopicPartition, int]:
         """What the group has committed now; the history must never go back."""
         tps = sorted({entry.where for entry in self.entries.values()})
@@ -176,6 +224,10 @@ class Ledger:
             await asyncio.sleep(0.2)
 
     @property
+    def num_settled(self) -> int:
+        return sum(entry.answer.settled for entry in self.entries.values())
+
+    @property
     def num_twice(self) -> int:
         """Prompts with more than one attempt."""
         return sum(len(entry.attempts) > 1 for entry in self.entries.values())
@@ -190,15 +242,14 @@ class Ledger:
         return Row(
             fault,
             len(entries),
-            sum(e.answer.state is AttemptState.COMPLETE and e.answer.text == e.expected for e in entries),
+            sum(entry.right for entry in entries),
             sum(len(entry.ended) > 1 for entry in entries),
             sum(not entry.answer.settled for entry in entries),
             max(times, default=0.0),
         )
 
     def __repr__(self) -> str:
-        settled = sum(entry.answer.settled for entry in self.entries.values())
-        return f"Ledger(sent={len(self.entries)}, settled={settled}, streaming={self.num_streaming})"
+        return f"Ledger(sent={len(self.entries)}, settled={self.num_settled}, streaming={self.num_streaming})"
 
     def _take(self, record: Record) -> None:
         headers = dict(record.headers)

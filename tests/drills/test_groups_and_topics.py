@@ -24,7 +24,7 @@ async def test_members_that_join_and_leave_every_five_seconds(kafka, ledger, wor
     await ledger.until_settled()
     ledger.fault()
     began, visitor, num_changes, gaps = time.monotonic(), None, 0, Gaps()
-    while time.monotonic() < began + 60:
+    while time.monotonic() < began + 60 or num_changes < 8:
         if visitor is None:
             visitor = workers.start(kafka.bootstrap_servers)
             await during(workers.until_serving(visitor), ledger, stays, gaps)
@@ -35,10 +35,10 @@ async def test_members_that_join_and_leave_every_five_seconds(kafka, ledger, wor
         await during(asyncio.sleep(5.0), ledger, stays, gaps)
     await ledger.until_settled()
     await ledger.until_committed()
-    assert num_changes >= 6
     assert gaps.longest_seconds < 3.0, gaps
     assert {await workers.end(worker) for worker in workers.all if worker.runs} == {0}
-    passed("a member joining or leaving every 5 s for a minute", max_duplicates=len(ledger.entries) // 20)
+    fault = f"{num_changes} times a member joins or leaves (intake gap {gaps.longest_seconds:.1f} s)"
+    passed(fault, max_duplicates=len(ledger.entries) // 20)
 
 
 class Gaps:
@@ -62,7 +62,7 @@ async def during(change, ledger, stays, gaps):
     """Prompts to every partition, several times a second, until the change is made."""
     changing = asyncio.ensure_future(change)
     while not changing.done():
-        await ledger.send(12, SHORT)
+        await ledger.send(4, SHORT, mode="final")
         await ledger.read(0.2)
         gaps.seen(await stays.metric("v4flash_records_polled_total"))
     return changing.result()
@@ -89,6 +89,63 @@ async def test_a_reply_topic_deleted_under_its_stream(kafka, ledger, workers, pa
     assert await workers.end(workers.all[0]) == 0
     await admin.stop()
     passed("reply topic deleted while others run")
+
+
+async def test_a_prompt_topic_deleted_while_others_run(kafka, ledger, workers, passed):
+    """Its prompts are gone with it; those of the other classes are answered, and when it is made anew its are too."""
+    worker = workers.start(kafka.bootstrap_servers)
+    await ledger.send(12, SHORT, cls="bulk")
+    await ledger.send(12, STREAM)
+    await ledger.until_streaming(12)
+    ledger.fault()
+    admin = ledger.broker.admin()
+    await admin.start()
+    bulk = ledger.names.prompts("bulk")
+    await admin.delete_topics([bulk])
+    await ledger.send(24, SHORT)
+    await ledger.send(24, SHORT, cls="urgent")
+    await ledger.until_settled()
+    gone = [name for name, entry in ledger.entries.items() if entry.where.topic == bulk]
+    ledger.drop([name for name in gone if not ledger.entries[name].answer.settled])
+    assert worker.runs, worker.log.read_text()[-3000:]
+    await admin.create_topics([NewTopic(bulk, 12, {"message.timestamp.type": "LogAppendTime"})])
+    await admin.stop()
+    await asyncio.sleep(4.0)  # the ledger's own producer looks for topics every three seconds
+    again = await ledger.send(12, SHORT, cls="bulk")
+    await ledger.until_settled(seconds=120.0)
+    assert all(ledger.entries[name].right for name in again)
+    ledger.commits.clear()  # the new topic begins at 0
+    for name in gone:
+        ledger.entries.pop(name, None)
+    await ledger.until_committed(seconds=60.0)
+    assert await workers.end(worker) == 0
+    passed("prompt topic deleted while others run")
+
+
+async def test_metadata_copied_under_a_lower_offset(kafka, ledger, workers, passed):
+    """A mirror did it: the done-set of another offset is not believed, so that nothing is taken for done."""
+    first = workers.start(kafka.bootstrap_servers)
+    ledger.num_partitions = 1
+    await ledger.send(1, "tell [[tokens=200]] [[slow]]")
+    await ledger.send(8, SHORT)
+    await ledger.until(
+        lambda: sum(entry.answer.settled for entry in ledger.entries.values()) == 8, seconds=30, what="8"
+    )
+    (where,) = {entry.where for entry in ledger.entries.values()}
+    await ledger.until_metadata(where)
+    await workers.kill(first)
+    made = await ledger.commit_of(where)
+    assert made.offset == 0
+    await ledger.until_settled()
+    await ledger.send(8, SHORT)
+    await asyncio.sleep(7.0)  # the group forgets the member that was killed
+    ledger.fault()
+    await ledger.commit(where, 4, made.metadata)
+    second = workers.start(kafka.bootstrap_servers)
+    await ledger.until_settled()
+    await ledger.until_committed()
+    assert await workers.end(second) == 0
+    passed("metadata copied under another offset", max_duplicates=9)
 
 
 async def test_the_partition_count_raised_while_running(kafka, ledger, workers, passed):

@@ -1,6 +1,11 @@
 """How intake follows the engine."""
 
+import asyncio
+import json
+
 from engine.scripted import ScriptedEngine
+from worker.broker.api import TopicPartition, UnreadableRecordsError
+from worker.broker.memory_consumer import MemoryConsumer
 
 
 async def test_prompts_beyond_the_cache_are_left_in_their_topic_and_answered_later(rig, prompt):
@@ -23,3 +28,29 @@ async def test_one_stuck_prompt_stops_its_partition_and_no_other(rig, prompt):
         for i in range(6):
             await rig.until_replied(f"u{i}")
     assert sum((await rig.uncommitted()).values()) == 4
+
+
+async def test_records_that_cannot_be_read_stop_their_partition_and_are_tried_again(rig, prompt, monkeypatch):
+    """The worker lives, says where, passes nothing, and goes on when they can be read."""
+    monkeypatch.setattr("worker.intake.AGAIN_SECONDS", 0.1)
+    seen: list[str | None] = []
+    poll, failures = MemoryConsumer.poll, 3
+
+    async def failing(self, tp, max_records, timeout_seconds):
+        nonlocal failures
+        if tp == TopicPartition("v4flash.prompts.standard", 0) and failures:
+            seen.append(app.unready)
+            failures -= 1
+            raise UnreadableRecordsError("bad CRC")
+        return await poll(self, tp, max_records, timeout_seconds)
+
+    monkeypatch.setattr(MemoryConsumer, "poll", failing)
+    app = rig.app()
+    for i in range(8):
+        await rig.producer.send("v4flash.prompts.standard", json.dumps(prompt()).encode(), partition=i % 2)
+    async with asyncio.timeout(10):
+        await app.run(until_end=True)
+    assert seen == [None, *["records cannot be read: v4flash.prompts.standard[0]"] * 2]
+    assert app.tracker.num_running == 0
+    assert len(rig.broker.records(rig.names.replies)) == 8
+    assert await rig.uncommitted() == {}

@@ -66,6 +66,10 @@ class MessageTooLargeError(BrokerError):
     retriable = False
 
 
+class UnreadableRecordsError(BrokerError):
+    """The next records of the partition cannot be read: corrupt, or packed in a way that nobody here knows."""
+
+
 class TopicNotAvailableError(BrokerError):
     """The topic or partition does not exist, or may not be written."""
 
@@ -100,7 +104,8 @@ class Consumer(Protocol):
 
     async def poll(self, tp: TopicPartition, max_records: int, timeout_seconds: float) -> Sequence[Record]:
         """Up to `max_records` in offset order; [] on timeout, or if `tp` is not assigned. On a failure the position is
-        moved back so that no record is skipped, and BrokerError is raised."""
+        moved back so that no record is skipped, and BrokerError is raised: UnreadableRecordsError where only these
+        records are at fault."""
 
     def pause(self, tps: Collection[TopicPartition]) -> None: ...
 

@@ -5,9 +5,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition as KafkaTopicPartition
+from aiokafka import errors
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
-from worker.broker.api import BrokerError, BrokerUnavailableError, Record, TopicPartition
+from worker.broker.api import BrokerError, BrokerUnavailableError, Record, TopicPartition, UnreadableRecordsError
 from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, start_or_stop, stop_bounded
 from worker.broker.kafka_patience import PatientConsumer
 
@@ -101,6 +102,12 @@ class KafkaFetcher:
                         return await self.fetch(tp, 1, timeout_seconds)
                     self.seek(tp, start + 1)
                     return [_unreadable(tp, start)]
+                except (errors.CorruptRecordException, errors.UnsupportedCodecError) as error:
+                    raise UnreadableRecordsError(str(error)) from error
+                except errors.KafkaError:
+                    raise
+                except Exception as error:  # of a decompressor, or of a batch whose lengths are wrong
+                    raise UnreadableRecordsError(f"{type(error).__name__}: {error}") from error
         except BrokerError:
             for back, offset in list(self._next.items()):
                 self.seek(back, offset)
