@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.api import AttentionPlan, HeadNorms, Linear
 from kernels.cpu.few_rows import FewRowsInt8Linear
 from kernels.cpu.int8 import make_int8_linear
+from kernels.cpu.kernels import TorchKernels
 from kernels.cpu.linear import make_linear
 from kernels.cpu.native.ops import NativeOps
 from kernels.cpu.sharing import shared_groups
@@ -51,6 +52,7 @@ class NativeKernels:
     def __init__(self, ops: NativeOps, *, few_rows: bool = True) -> None:
         self._ops = ops
         self._few_rows = few_rows
+        self._torch = TorchKernels()
         self._indices: _Indices | None = None  # of the latest plan: its layers follow one another
         self.note = f"compiled operations, {ops.isa}"
 
@@ -76,6 +78,8 @@ class NativeKernels:
         return self._ops.add_rms_norm(residual, values, scales, weight, eps)
 
     def rotary_write_kv(self, qkv: Product, norms: HeadNorms | None, kv: LayerKV, plan: AttentionPlan) -> AttentionRows:
+        if kv.tail is not None:
+            return self._torch.rotary_write_kv(qkv, norms, kv, plan)
         values, scales = _split(qkv)
         num_kv_heads, _, head_dim = kv.body.shape[2:]
         num_heads = values.shape[1] // head_dim - 2 * num_kv_heads
@@ -87,6 +91,8 @@ class NativeKernels:
         )
 
     def attention(self, rows: AttentionRows, kv: LayerKV, plan: AttentionPlan) -> Tensor:
+        if kv.tail is not None:
+            return self._torch.attention(rows, kv, plan)
         if self._indices is None or self._indices.plan is not plan:
             self._indices = _Indices.of(plan)
         at = self._indices

@@ -7,6 +7,7 @@ import torch
 
 from engine.api import PriorityClass
 from engine.cache.block import root_hash
+from engine.cache.spec import KVDtypeChoice
 from engine.checkpoint.bundled import bundled_model_path
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -54,6 +55,7 @@ def run(
     preempt: bool = False,
     caching: bool = True,
     together: bool = True,
+    kv: KVDtypeChoice = "auto",
 ) -> list[list[int]]:
     config = EngineConfig(
         block_size=8,
@@ -62,6 +64,7 @@ def run(
         max_num_batched_tokens=64,
         prefill_chunk_size=chunk,
         enable_prefix_caching=caching,
+        kv_cache_dtype=kv,
     )
     core = EngineCore(config, TorchRunner(model, config), check=True)
     requests = [Request(str(i), p, s, ROOT) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
@@ -77,9 +80,9 @@ def run(
 
 
 @torch.inference_mode()
-def is_tie(model: Model, tokens: list[int]) -> bool:
+def is_tie(model: Model, tokens: list[int], kv: KVDtypeChoice) -> bool:
     """Whether the reference's two best next logits after `tokens` are within the tie bound."""
-    config = EngineConfig(block_size=8, num_blocks=32, max_num_seqs=1)
+    config = EngineConfig(block_size=8, num_blocks=32, max_num_seqs=1, kv_cache_dtype=kv)
     runner = TorchRunner(model, config)
     core = EngineCore(config, runner)
     core.add(Request("r", tuple(tokens), SamplingParams(max_tokens=1, temperature=0, logprobs=2), ROOT))
@@ -100,21 +103,22 @@ VARIANTS = {
 @pytest.mark.model
 @pytest.mark.parametrize("variant", list(VARIANTS))
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kv", ["auto", "int8"])
 def test_tokens_do_not_depend_on_how_they_were_computed(
-    variant: str, temperature: float, model: Model, prompts: list[tuple[int, ...]]
+    variant: str, temperature: float, kv: KVDtypeChoice, model: Model, prompts: list[tuple[int, ...]]
 ) -> None:
     """Greedy and seeded tokens are the same in every variant; a greedy difference within 1e-3 is a tie."""
     params = [
         SamplingParams(max_tokens=10, temperature=temperature, seed=7 + i, top_p=0.95) for i in range(len(prompts))
     ]
-    expected = run(model, prompts, params)
-    got = run(model, prompts, params, **VARIANTS[variant])  # type: ignore[arg-type]
+    expected = run(model, prompts, params, kv=kv)
+    got = run(model, prompts, params, kv=kv, **VARIANTS[variant])  # type: ignore[arg-type]
     num_ties = 0
     for prompt, ours, theirs in zip(prompts, got, expected, strict=True):
         if ours != theirs:
             same = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
             assert temperature == 0.0, f"seeded tokens differ at {same}"
-            assert is_tie(model, [*prompt, *theirs[:same]]), f"tokens differ at {same} and it is no tie"
+            assert is_tie(model, [*prompt, *theirs[:same]], kv), f"tokens differ at {same} and it is no tie"
             num_ties += 1
     assert num_ties <= 1
 
@@ -137,11 +141,12 @@ class EveryLayerDoor:
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("kv", ["auto", "int8"])
 def test_a_step_that_is_interrupted_at_every_layer_goes_on_bit_for_bit(
-    model: Model, prompts: list[tuple[int, ...]]
+    kv: KVDtypeChoice, model: Model, prompts: list[tuple[int, ...]]
 ) -> None:
     """Tokens and their log probabilities are the very same numbers as without the urgent prompts that ran inside."""
-    config = EngineConfig(block_size=8, num_blocks=128, max_num_seqs=8, max_num_batched_tokens=64)
+    config = EngineConfig(block_size=8, num_blocks=128, max_num_seqs=8, max_num_batched_tokens=64, kv_cache_dtype=kv)
     params = SamplingParams(max_tokens=2, temperature=0, logprobs=3)
     outcomes = []
     for interrupted in (False, True):
