@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_v
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from engine.api import PriorityClass
+from engine.cache.spec import KVDtypeChoice
 from engine.config import ColdConfig, EngineConfig
 from topics.names import TopicNames
 from topics.routes import Route, RouteTable
@@ -131,6 +132,9 @@ class Settings(BaseSettings):
 
     block_size: Count = 16
     num_blocks: Count = 2048
+    kv_cache_memory_gib: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    kv_cache_dtype: KVDtypeChoice = "auto"
+    kv_cache_group_size: Count = 64
     max_num_seqs: Count = 64
     max_num_batched_tokens: Count = 1024
     max_model_len: Count = 2048
@@ -204,6 +208,9 @@ class Settings(BaseSettings):
         return EngineConfig(
             block_size=self.block_size,
             num_blocks=self.num_blocks,
+            kv_cache_memory_bytes=None if self.kv_cache_memory_gib is None else int(self.kv_cache_memory_gib * 2**30),
+            kv_cache_dtype=self.kv_cache_dtype,
+            kv_cache_group_size=self.kv_cache_group_size,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
