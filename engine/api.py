@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from engine.flight import FlightRecorder
 from engine.sampling_params import SamplingParams
 
 
@@ -180,6 +181,7 @@ class GenerationEngine(Protocol):
     """
 
     health: EngineHealth
+    flight: FlightRecorder
 
     @property
     def model(self) -> ModelInfo:

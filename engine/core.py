@@ -13,6 +13,7 @@ from engine.cache.manager import KVCacheManager
 from engine.cache.transfers import Transfers
 from engine.config import EngineConfig
 from engine.errors import CacheCapacityError, ContextLengthExceededError, InvalidRequestError
+from engine.flight import MAX_NAMED, Event, FlightRecorder
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, StepResult
@@ -72,6 +73,7 @@ class EngineCore:
         if transfers is not None:
             self.cache.cold = ColdTier(self.cache.pool, transfers, config.block_size)
         self.scheduler = Scheduler(config, self.cache)
+        self.flight = FlightRecorder()
         self._clock = clock
         self._check = check
         self._requests: dict[str, Request] = {}
@@ -157,8 +159,26 @@ class EngineCore:
             self.abort(self._zombies.pop())
         return result
 
+    def _recorded(self, batch: ScheduledBatch) -> Event:
+        """The step that begins, in the flight recorder; one that never ends has no seconds there."""
+        return self.flight.record(
+            "step",
+            self._clock(),
+            rows=len(batch.rows),
+            tokens=batch.num_tokens,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            free_blocks=self.cache.pool.num_free,
+            preemptions=self.scheduler.num_preemptions,
+            requests=[row.request_id for row in batch.rows[:MAX_NAMED]],
+            seconds=None,
+            ended=None,
+            failed=None,
+        )
+
     def _run(self, batch: ScheduledBatch, door: Door | None) -> StepResult:
-        began, seconds_inside = self._clock(), 0.0
+        event = self._recorded(batch)
+        began, seconds_inside = event["at"], 0.0
         error: Exception | None = None
         for layers in self.runner.segments(batch):
             if layers[0] and door is not None:
@@ -174,6 +194,7 @@ class EngineCore:
         else:
             result = self.scheduler.update(batch, sampled)
             self._count(batch, result, self._clock() - began - seconds_inside)
+        event |= {"seconds": self._clock() - began, "ended": len(result.finished), "failed": len(result.errors)}
         self._copy_planned()
         for request in result.finished:
             self._requests.pop(request.request_id, None)

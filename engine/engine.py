@@ -25,6 +25,7 @@ from engine.cache.block import root_hash
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineDeadError, EngineError, InvalidRequestError
+from engine.flight import FlightRecorder
 from engine.request import Request
 from engine.scheduler import StepResult
 from engine.streams import Progress, Stream, StreamChoice
@@ -51,6 +52,7 @@ class Engine:
 
     def __init__(self, load: Callable[[], LoadedModel]) -> None:
         self.health = EngineHealth()
+        self.flight = FlightRecorder()
         self._load = load
         self._loaded: LoadedModel | None = None
         self._inbox: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
@@ -81,6 +83,7 @@ class Engine:
             await asyncio.to_thread(loaded.core.close)
             raise EngineDeadError("the engine was closed while it loaded")
         self._loaded = loaded
+        loaded.core.flight = self.flight
         if loaded.core.cache.cold is not None:
             loaded.core.cache.cold.transfers.on_landed = partial(self._inbox.put, lambda core: None)
         loop = asyncio.get_running_loop()

@@ -33,6 +33,7 @@ from engine.errors import (
     EngineError,
     InvalidRequestError,
 )
+from engine.flight import FlightRecorder
 from engine.scripted_answer import (
     TURN_END,
     TURN_START,
@@ -77,6 +78,7 @@ class ScriptedEngine:
     ) -> None:
         self.model = ModelInfo(name, max_model_len, VOCAB_SIZE)
         self.health = EngineHealth()
+        self.flight = FlightRecorder()
         self._rate = tokens_per_second
         self._num_blocks, self._block_size = num_blocks, block_size
         self._sleep = sleep

@@ -96,6 +96,7 @@ class WorkerApp:
             self._admission,
             self._codec,
             clock,
+            engine.flight,
             from_beginning=settings.from_beginning,
             max_replay_age_seconds=settings.max_replay_age_seconds,
             lease_seconds=settings.lease_seconds,

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Collection
 
+from engine.flight import MAX_NAMED, FlightRecorder
 from worker.admission import Admission
 from worker.broker.api import BrokerError, Consumer, TopicPartition
 from worker.clock import Clock
@@ -25,6 +26,7 @@ class Assignment:
         admission: Admission,
         codec: MetadataCodec,
         clock: Clock,
+        flight: FlightRecorder,
         *,
         from_beginning: bool,
         max_replay_age_seconds: float,
@@ -43,6 +45,7 @@ class Assignment:
         self._admission = admission
         self._codec = codec
         self._clock = clock
+        self._flight = flight
         self._lease_ms = int(lease_seconds * 1000)
         self._from_beginning = from_beginning
         self._max_replay_age = max_replay_age_seconds
@@ -54,6 +57,7 @@ class Assignment:
         self._consumer, self._committer = consumer, committer
 
     async def on_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        self._recorded("revoked", revoked)
         self.epoch += 1
         self.open -= set(revoked)
         assert self._committer is not None
@@ -67,6 +71,7 @@ class Assignment:
         consumer = self._consumer
         assert consumer is not None
         consumer.pause(self.paused & set(assigned))
+        self._recorded("assigned", assigned)
         self.epoch += 1
         self.open.clear()
         self.unreadable.clear()
@@ -98,6 +103,10 @@ class Assignment:
         self.epoch += 1
         self.open = set(assigned)
         self.known.set()
+
+    def _recorded(self, kind: str, tps: Collection[TopicPartition]) -> None:
+        named = [f"{tp.topic}:{tp.partition}" for tp in sorted(tps)[:MAX_NAMED]]
+        self._flight.record(kind, self._clock.now(), count=len(tps), partitions=named)
 
     def polled(self, tp: TopicPartition, next_offset: int) -> None:
         """Everything before `next_offset` has been taken."""

@@ -76,7 +76,9 @@ class RunningJobs:
             task.cancel()
 
     async def _run(self, start: Start, log_number: int) -> None:
-        record = start.held.record
+        record, flight, now = start.held.record, self._services.engine.flight, self._services.clock.now
+        place = f"{record.topic}:{record.partition}:{record.offset}"
+        flight.record("start", now(), prompt=place, alone=int(start.alone), quarantined=int(start.quarantined))
         route = self._routes.match(record.topic)
         assert route is not None, record.topic
         try:
@@ -87,6 +89,7 @@ class RunningJobs:
                 self._answered(Answered.of(record))
                 await self._tell_new_owner(record)
         finally:
+            flight.record("end", now(), prompt=place)
             self._released()
 
     async def _tell_new_owner(self, record: Record) -> None:

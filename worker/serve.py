@@ -19,6 +19,7 @@ from worker.broker.kafka_connection import KafkaConnection
 from worker.child import Child
 from worker.child_process import ChildProcess
 from worker.clock import SystemClock
+from worker.flight_log import FlightLog, HangWatch
 from worker.handover import Handover
 from worker.health import Answering, HealthServer, Probes
 from worker.link import Link
@@ -112,14 +113,34 @@ class Serving:
         self.probes = Probes(
             self._metrics, ready=lambda: self.app.unready, live=lambda: self.app.stalled, details=self._details
         )
+        self.flight_log = FlightLog(self._engine.flight, settings.flight_recorder_dir)
 
     async def run(self, *, until_end: bool = False, handover: Handover | None = None) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            log_of_stats = None if self._settings.disable_log_stats else StatsLog()
-            watch = tasks.create_task(_watch(self._engine, self._metrics, log_of_stats))
-            await self.app.run(until_end=until_end, handover=handover)
-            watch.cancel()
+        _on_signals((signal.SIGQUIT,), lambda: self.flight_log.write("SIGQUIT"))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(self._watch())
+                await self.app.run(until_end=until_end, handover=handover)
+                watch.cancel()
+        except Exception as error:
+            self.flight_log.write(f"the worker ends with {_kinds(error)}")
+            raise
         log.info("worker ended")
+
+    async def _watch(self) -> None:
+        stats_log, hang, stalled = None if self._settings.disable_log_stats else StatsLog(), HangWatch(), False
+        while True:
+            if self._engine.health.ready:
+                stats = self._engine.stats()
+                self._metrics.observe_engine(stats)
+                if stats_log is not None:
+                    stats_log.seen(stats, time.monotonic())
+                if hang.hangs(stats, time.monotonic()):
+                    self.flight_log.write("no step of the engine ends")
+            before, stalled = stalled, self.app.stalled is not None
+            if stalled and not before:
+                self.flight_log.write("a partition stands still")
+            await asyncio.sleep(STATS_SECONDS)
 
     def _details(self) -> dict[str, str]:
         return {"kernels": self._engine.model.kernels} if self._engine.health.ready else {}
@@ -165,6 +186,7 @@ async def _supervise(settings: Settings, first: PidProcess, line: socket.socket)
     )
     _on_signals((signal.SIGTERM, signal.SIGINT), supervisor.request_stop)
     _on_signals((signal.SIGUSR2,), supervisor.request_restart)
+    _on_signals((signal.SIGQUIT,), lambda: _pass_on(signal.SIGQUIT, supervisor.pids))
     _on_signals((signal.SIGHUP,), lambda: log.info("SIGHUP is ignored: SIGUSR2 restarts with the settings of now"))
     if os.getpid() == 1:
         _on_signals((signal.SIGCHLD,), lambda: reap_orphans(supervisor.pids))
@@ -181,11 +203,13 @@ def _on_signals(numbers: Iterable[signal.Signals], call: Callable[[], object]) -
         asyncio.get_running_loop().add_signal_handler(number, call)
 
 
-async def _watch(engine: GenerationEngine, metrics: Metrics, stats_log: StatsLog | None) -> None:
-    while True:
-        if engine.health.ready:
-            stats = engine.stats()
-            metrics.observe_engine(stats)
-            if stats_log is not None:
-                stats_log.seen(stats, time.monotonic())
-        await asyncio.sleep(STATS_SECONDS)
+def _pass_on(number: signal.Signals, pids: Iterable[int]) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def _kinds(error: BaseException) -> str:
+    """The kinds of errors in a group, or of the one."""
+    if isinstance(error, BaseExceptionGroup):
+        return ", ".join(_kinds(one) for one in error.exceptions)
+    return type(error).__name__

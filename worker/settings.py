@@ -95,6 +95,7 @@ class Settings(BaseSettings):
     metrics_port: Port = 9100
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"
+    flight_recorder_dir: Path | None = None
     disable_log_requests: bool = False
     disable_log_stats: bool = False
 

@@ -94,6 +94,10 @@ async def test_a_started_engine_answers_and_ends_its_thread() -> None:
     engine = Engine(loader(GatedRunner()))
     await engine.start()
     assert await answer(engine) == ("A" * 8, FinishReason.LENGTH)
+    steps = [event for event in engine.flight.events() if event["kind"] == "step"]
+    assert [(step["rows"], step["requests"], step["ended"]) for step in steps] == [(1, ["r#0"], 0)] * 7 + [
+        (1, ["r#0"], 1)
+    ]
     assert await answer(engine, stop=("AAA",)) == ("", FinishReason.STOP)
     await engine.close()
     await engine.close()

@@ -50,6 +50,7 @@ SETTINGS_HELP = {
     "metrics_port": "Port of /metrics; 0 takes a free one.",
     "log_level": "Least severe log line that is written.",
     "log_format": "'auto' is lines on a terminal and JSON elsewhere.",
+    "flight_recorder_dir": "Where the last steps are written on a hang, a crash or SIGQUIT; else a temporary folder.",
     "disable_log_requests": "Write no log line for each request that ends.",
     "disable_log_stats": "Write no log line of the engine's figures every ten seconds.",
     "max_body_bytes": "Largest record taken or written; zstd counts unpacked.",
