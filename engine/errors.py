@@ -64,6 +64,13 @@ class CacheStoreError(EngineError):
     retriable = False
 
 
+class CacheStoreBusyError(CacheStoreError):
+    """The directory of the SSD tier is in use by another process."""
+
+    code = "cache_store_busy"
+    retriable = True
+
+
 class CacheStoreFullError(EngineError):
     """The store is as large as it may get: a segment has to be removed first."""
 

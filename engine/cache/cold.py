@@ -34,6 +34,7 @@ class ColdTier:
     transfers: Transfers
     block_size: int
     loaded_blocks: int = 0
+    is_warm: bool = False
     _transits: dict[str, _Transit] = field(default_factory=dict)
     _landed_for: dict[str, int] = field(default_factory=dict)
     _planned: list[tuple[BlockHash, int, Block]] = field(default_factory=list)
@@ -91,7 +92,10 @@ class ColdTier:
         return decision
 
     def warm_up(self) -> None:
-        """Begin to load the most used blocks of all."""
+        """Begin to load the most used blocks of all, once, as soon as the tier is open."""
+        if self.is_warm or not self.transfers.tier.is_open:
+            return
+        self.is_warm = True
         hashes = self.transfers.tier.hottest(int(PREFETCH_SHARE * len(self.pool.blocks)))
         if hashes:
             self.start(WARM_UP, hashes, is_head=False)
@@ -114,6 +118,7 @@ class ColdTier:
 
     def take_landed(self) -> list[str]:
         """Owners whose loads are over; what came is cached now, what did not is free."""
+        self.warm_up()
         over = {id(load) for load in self.transfers.poll()}
         owners = [owner for owner, transit in self._transits.items() if id(transit.load) in over]
         for owner in owners:

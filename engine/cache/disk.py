@@ -26,7 +26,8 @@ class Disk:
     def prepare(self, directory: Path) -> None:
         """Make the directory, and find out (saying so once) whether its filesystem bypasses the page cache."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        probe = directory / "direct"
+        probe = directory / f"direct-{os.getpid()}"
+        probe.unlink(missing_ok=True)
         self.direct[directory] = True
         try:
             os.close(self.open(probe, create=True))
@@ -45,6 +46,20 @@ class Disk:
             os.close(fd)
             raise
         return fd
+
+    def unlock(self, fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+    def files(self, directory: Path, suffix: str) -> list[Path]:
+        """The files of a directory that end so, by name."""
+        return sorted(directory.glob(f"*{suffix}"))
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
 
     def open(self, path: Path, *, create: bool = False) -> int:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)

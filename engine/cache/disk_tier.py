@@ -5,12 +5,12 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.cache.block import BlockHash
 from engine.cache.disk import aligned_buffer
-from engine.cache.history import save_history
+from engine.cache.history import load_history, save_history
 from engine.cache.record import HEADER_BYTES, RecordHeader
 from engine.cache.segments import Place, SegmentStore
 from engine.errors import BlockCorruptError, CacheStoreFullError
@@ -67,25 +67,35 @@ class DiskTier:
     _coming: set[BlockHash] = field(default_factory=set)
     _resting_until: dict[int, float] = field(default_factory=dict)
     _turn: int = 0
+    is_open: bool = False
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __repr__(self) -> str:
         return f"DiskTier(blocks={self.num_blocks}, bytes={self.file_bytes})"
 
     def open(self) -> None:
-        """Take the directories and index what lies in them. Raises CacheStoreError."""
+        """Take the directories and index what lies in them; until then the tier is empty and wants nothing. Raises
+        CacheStoreError, with no directory taken."""
+        found: list[tuple[int, RecordHeader, Place]] = []
         opened: list[SegmentStore] = []
         try:
             for number, store in enumerate(self.stores):
-                records = store.open()
+                found += [(number, header, place) for header, place in store.open()]
                 opened.append(store)
-                for header, place in records:
-                    self._index[header.block_hash] = _Entry(number, place, header.depth)
-                    self._index.move_to_end(header.block_hash)
         except BaseException:
             for store in opened:
                 store.close()
             raise
+        history = load_history(self.stores[0].directory)
+        with self._lock:
+            for number, header, place in found:
+                self._index.pop(header.block_hash, None)
+                self._index[header.block_hash] = _Entry(number, place, header.depth)
+            for block_hash, num_uses in history:
+                if block_hash in self._index:
+                    self._index[block_hash].num_uses = num_uses
+                    self._index.move_to_end(block_hash)
+            self.is_open = True
 
     def remember(self) -> None:
         """Keep the history on the disk; a directory that takes no file only costs the next warm start."""
@@ -97,9 +107,13 @@ class DiskTier:
             _log.warning("the history of the SSD tier could not be kept: %s", error)
 
     def close(self) -> None:
-        self.remember()
-        for store in self.stores:
-            store.close()
+        if self.is_open:
+            self.remember()
+            with self._lock:
+                self._index.clear()
+                self.is_open = False
+            for store in self.stores:
+                store.close()
 
     @property
     def num_blocks(self) -> int:
@@ -138,7 +152,7 @@ class DiskTier:
 
         The answer yes is a promise to `write` it, or to call `declined`."""
         with self._lock:
-            if block_hash in self._index or block_hash in self._coming:
+            if not self.is_open or block_hash in self._index or block_hash in self._coming:
                 return False
             if self.second_touch and not at_once and block_hash not in self._seen:
                 self._seen[block_hash] = None
@@ -214,15 +228,6 @@ class DiskTier:
         with self._lock:
             used = [(-entry.num_uses, entry.depth, h) for h, entry in self._index.items() if entry.num_uses]
         return [block_hash for _, _, block_hash in sorted(used)[:limit]]
-
-    def restore(self, history: Iterable[tuple[BlockHash, int]]) -> None:
-        """Take over what `remember` kept: how often blocks were used, and which of them last."""
-        with self._lock:
-            for block_hash, num_uses in history:
-                entry = self._index.get(block_hash)
-                if entry is not None:
-                    entry.num_uses = num_uses
-                    self._index.move_to_end(block_hash)
 
     def _append(self, record: memoryview) -> tuple[int, Place] | None:
         """Try the directories in turn, those that failed lately left out."""

@@ -9,12 +9,11 @@ from engine.cache.compression import Compression
 from engine.cache.cost import TransferCost
 from engine.cache.disk import Disk, aligned_buffer
 from engine.cache.disk_tier import DiskTier
-from engine.cache.history import load_history
 from engine.cache.record import record_bytes
 from engine.cache.segments import SegmentStore, smallest_capacity
 from engine.cache.transfers import BlockMemory, Transfers
 from engine.config import ColdConfig
-from engine.errors import CacheStoreError
+from engine.errors import CacheStoreBusyError, CacheStoreError
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +23,9 @@ NUM_PROBE_READS = 8
 
 
 def open_transfers(config: ColdConfig, memory: BlockMemory, *, disk: Disk | None = None) -> Transfers:
-    """Take the directories, index what an earlier process left and measure a read. Raises CacheStoreError."""
+    """Take the directories, index what an earlier process left and measure a read. Raises CacheStoreError.
+
+    While another process has a directory the tier stays empty, and takes it over when that process ends."""
     disk = disk or Disk()
     size = record_bytes(memory.bytes_per_block)
     capacity = config.capacity_bytes // len(config.directories)
@@ -33,8 +34,10 @@ def open_transfers(config: ColdConfig, memory: BlockMemory, *, disk: Disk | None
     segment = max(size, min(MAX_SEGMENT_BYTES, capacity // MIN_SEGMENTS) // size * size)
     stores = [SegmentStore(directory, capacity, segment, disk) for directory in config.directories]
     tier = DiskTier(stores, second_touch=config.second_touch)
-    tier.open()
-    tier.restore(load_history(config.directories[0]))
+    try:
+        tier.open()
+    except CacheStoreBusyError as error:
+        _log.warning("%s: the SSD tier waits for it", error)
     cost = TransferCost(num_readers=config.num_readers, has_gate=config.has_gate)
     try:
         cost.observe_read(max(read_seconds(disk, directory, size) for directory in config.directories))
@@ -55,7 +58,7 @@ def open_transfers(config: ColdConfig, memory: BlockMemory, *, disk: Disk | None
 def read_seconds(disk: Disk, directory: Path, num_bytes: int) -> float:
     """Median time to read one record of a file that was just written. Raises OSError."""
     buffer = aligned_buffer(num_bytes)
-    path = directory / "probe"
+    path = directory / f"probe-{os.getpid()}"
     disk.remove(path)
     fd = disk.open(path, create=True)
     try:
@@ -67,6 +70,6 @@ def read_seconds(disk: Disk, directory: Path, num_bytes: int) -> float:
             disk.read(fd, buffer, index * len(buffer))
             samples.append(time.perf_counter() - began)
     finally:
-        os.close(fd)
+        disk.close(fd)
         disk.remove(path)
     return sorted(samples)[len(samples) // 2]

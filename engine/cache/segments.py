@@ -1,8 +1,7 @@
 """Append-only files of one directory. Knows places and space; what is worth keeping is decided elsewhere."""
 
 import contextlib
-import fcntl
-import os
+import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +10,9 @@ from pathlib import Path
 from engine.cache.block import BlockHash
 from engine.cache.disk import Disk, aligned_buffer
 from engine.cache.record import HEADER_BYTES, RecordHeader, payload_checksum, record_bytes, unpack_header
-from engine.errors import BlockCorruptError, CacheStoreError, CacheStoreFullError
+from engine.errors import BlockCorruptError, CacheStoreBusyError, CacheStoreError, CacheStoreFullError
+
+_log = logging.getLogger(__name__)
 
 SUFFIX = ".seg"
 
@@ -53,16 +54,16 @@ class SegmentStore:
     def open(self) -> list[tuple[RecordHeader, Place]]:
         """Take the directory and find what an earlier process left, oldest first; what it was writing is cut off.
 
-        Raises CacheStoreError where the directory cannot be used."""
+        Raises CacheStoreError where the directory cannot be used, CacheStoreBusyError while another process has it."""
         try:
             self.disk.prepare(self.directory)
             self._lock_fd = self.disk.lock(self.directory)
         except BlockingIOError:
-            raise CacheStoreError(f"l3_cache_path {self.directory} is in use by another process") from None
+            raise CacheStoreBusyError(f"l3_cache_path {self.directory} is in use by another process") from None
         except OSError as error:
             raise CacheStoreError(f"l3_cache_path {self.directory} cannot be used: {error.strerror}") from None
         try:
-            found = [record for path in sorted(self.directory.glob(f"*{SUFFIX}")) for record in self._reopen(path)]
+            found = [record for path in self.disk.files(self.directory, SUFFIX) for record in self._reopen(path)]
             self._check_room()
         except BaseException:
             self.close()
@@ -122,7 +123,7 @@ class SegmentStore:
             idle = segment.num_readers == 0
         self.disk.remove(segment.path)
         if idle:
-            os.close(segment.fd)
+            self.disk.close(segment.fd)
 
     def close(self) -> None:
         """Give the directory back. Reads that hang keep their file open until they return."""
@@ -132,10 +133,9 @@ class SegmentStore:
                 segment.removed = True
         for segment in segments:
             if segment.num_readers == 0:
-                os.close(segment.fd)
+                self.disk.close(segment.fd)
         if self._lock_fd >= 0:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
-            os.close(self._lock_fd)
+            self.disk.unlock(self._lock_fd)
             self._lock_fd = -1
 
     @contextlib.contextmanager
@@ -150,7 +150,7 @@ class SegmentStore:
                 segment.num_readers -= 1
                 last = segment.removed and segment.num_readers == 0
             if last:
-                os.close(segment.fd)
+                self.disk.close(segment.fd)
 
     def _start_segment(self, num_bytes: int) -> _Segment:
         file_bytes = max(self.segment_bytes, num_bytes)
@@ -162,7 +162,7 @@ class SegmentStore:
         try:
             self.disk.allocate(fd, file_bytes)
         except OSError:
-            os.close(fd)
+            self.disk.close(fd)
             self.disk.remove(path)
             raise
         self._active = _Segment(number, path, fd, file_bytes)
@@ -171,25 +171,30 @@ class SegmentStore:
         return self._active
 
     def _reopen(self, path: Path) -> list[tuple[RecordHeader, Place]]:
-        """Records of a segment up to the first that is none. Only the last can be torn: its payload is checked."""
+        """Records of a segment. Only the last can be torn: its payload is checked. Behind a header that is none the next
+        one is looked for, page by page; a file that the disk cannot read is given up."""
         number = int(path.stem)
         fd = self.disk.open(path)
-        segment = _Segment(number, path, fd, os.fstat(fd).st_size)
-        self._segments[number] = segment
+        segment = self._segments[number] = _Segment(number, path, fd, self.disk.size(fd))
         found: list[tuple[RecordHeader, Place]] = []
         page = aligned_buffer(HEADER_BYTES)
         offset = 0
-        while offset < segment.file_bytes:
-            got = self.disk.read(fd, page, offset)
-            header = unpack_header(page[:got])
-            if header is None or offset + header.num_bytes > segment.file_bytes:
-                break
-            found.append((header, Place(number, offset, header.num_bytes)))
-            offset += header.num_bytes
-        while found and not self._is_whole(*found[-1]):
-            offset = found.pop()[1].offset
-        segment.used_bytes = segment.file_bytes = offset
-        self.disk.truncate(fd, offset)
+        try:
+            while offset < segment.file_bytes:
+                header = unpack_header(page[: self.disk.read(fd, page, offset)])
+                if header is None or offset + header.num_bytes > segment.file_bytes:
+                    offset += HEADER_BYTES
+                    continue
+                found.append((header, Place(number, offset, header.num_bytes)))
+                offset += header.num_bytes
+            while found and not self._is_whole(*found[-1]):
+                found.pop()
+            end = found[-1][1].offset + found[-1][1].num_bytes if found else 0
+            segment.used_bytes = segment.file_bytes = end
+            self.disk.truncate(fd, end)
+        except OSError as error:
+            _log.warning("%s cannot be read and is given up: %s", path, error)
+            found = []
         if not found:
             self.remove(number)
         return [(header, place) for header, place in found if not header.dead]

@@ -1,5 +1,6 @@
 """Copies between the KV memory and the SSD, in threads. A copy never holds a step up; a hung disk costs its threads."""
 
+import contextlib
 import logging
 import queue
 import threading
@@ -16,6 +17,7 @@ from engine.cache.cost import TransferCost
 from engine.cache.disk import aligned_buffer
 from engine.cache.disk_tier import DiskTier
 from engine.cache.record import HEADER_BYTES, RecordHeader, payload_checksum, record_bytes
+from engine.errors import CacheStoreBusyError, CacheStoreError
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +25,8 @@ HUNG_SECONDS = 2.0
 """A read that takes longer switches loads off until it returns."""
 PROBE_SECONDS = 5.0
 """How often a disk that lost against computing is asked again."""
+OPEN_SECONDS = 1.0
+"""How often a tier whose directory is in use asks again."""
 REMEMBER_SECONDS = 60.0
 
 
@@ -265,6 +269,11 @@ class Transfers:
             self._last_read = self._clock()
 
     def _write_all(self) -> None:
+        while not self.tier.is_open:
+            with contextlib.suppress(queue.Empty):
+                if self._writes.get(timeout=OPEN_SECONDS) is None:
+                    return
+            self._take_over()
         while (item := self._writes.get()) is not None:
             header, slot = item
             try:
@@ -275,6 +284,18 @@ class Transfers:
             if self._clock() > self._remember_at:
                 self._remember_at = self._clock() + REMEMBER_SECONDS
                 self.tier.remember()
+
+    def _take_over(self) -> None:
+        """The directories may be free by now."""
+        try:
+            self.tier.open()
+        except CacheStoreBusyError:
+            return
+        except CacheStoreError:
+            _log.exception("the SSD tier could not be taken over")
+            return
+        _log.info("SSD tier: taken over, %d blocks found", self.tier.num_blocks)
+        self.on_landed()
 
     def _sealed(self, header: RecordHeader, slot: memoryview) -> tuple[RecordHeader, memoryview]:
         """The finished record: compressed where that pays, with its checksum and its header."""
