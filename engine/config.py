@@ -49,7 +49,6 @@ class EngineConfig:
     urgent_reserved_seqs: int = 0
     urgent_reserved_blocks: int = 0
     inter_token_target_seconds: float | None = None
-    seed: int = 0
     cold: ColdConfig | None = None
 
     def __post_init__(self) -> None:

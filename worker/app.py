@@ -310,5 +310,6 @@ class WorkerApp:
             metrics=self._metrics,
             limits=JobLimits.of(settings),
             served_model_names=settings.served_model_names,
+            seed=settings.seed,
             log_requests=not settings.disable_log_requests,
         )

@@ -175,6 +175,7 @@ class Job:
             tenant=self._envelope.tenant,
             priority=self._envelope.priority(headers),
             max_output_tokens=self._services.limits.max_output_tokens,
+            seed=self._services.seed,
             arrival_seconds=self._tally.began,
             prefill_chunk=self._services.prefill_chunks.choose(
                 headers.prefill_chunk, len(self._record.value or b""), self._record.headers

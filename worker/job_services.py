@@ -62,6 +62,7 @@ class JobServices:
     metrics: Metrics
     limits: JobLimits
     served_model_names: tuple[str, ...]
+    seed: int
     log_requests: bool
 
     @property

@@ -221,7 +221,6 @@ class Settings(BaseSettings):
             urgent_reserved_seqs=_or(self.urgent_reserved_seqs, self.max_num_seqs // RESERVED_PART),
             urgent_reserved_blocks=_or(self.urgent_reserved_blocks, self.num_blocks // RESERVED_PART),
             inter_token_target_seconds=_or(self.inter_token_target_ms, self.streaming_timeout_ms // 2) / 1000,
-            seed=self.seed,
             cold=self.cold_config(),
         )
 

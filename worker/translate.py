@@ -11,9 +11,10 @@ from topics.errors import ErrorCode, InvalidMessage
 from topics.requests import ChatCompletionRequest, RequestBody
 
 
-def derived_seed(request_id: str) -> int:
-    """The seed of a request that names none: the same for every attempt of one request id."""
-    return int.from_bytes(hashlib.sha256(request_id.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 1
+def derived_seed(request_id: str, seed: int = 0) -> int:
+    """The seed of a request that names none: the same for every attempt of one request id under one `seed` setting."""
+    named = request_id if not seed else f"{seed}\0{request_id}"  # no id has a NUL: ids are printable
+    return int.from_bytes(hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()[:8], "big") >> 1
 
 
 def translate(
@@ -27,11 +28,13 @@ def translate(
     max_output_tokens: int,
     arrival_seconds: float,
     prefill_chunk: int | None = None,
+    seed: int = 0,
 ) -> GenerateRequest:
     """The engine's request, checked to be able to run. Encodes text, so it may run in a thread.
 
     `max_tokens` is clamped to `max_output_tokens` and to what the context leaves; a prompt that leaves no room is
-    refused. Raises InvalidMessage (`model_not_found`) and what `GenerationEngine.check` raises.
+    refused. `seed` takes part where the body names none.
+    Raises InvalidMessage (`model_not_found`) and what `GenerationEngine.check` raises.
     """
     body = prompt.body
     if body.model is not None and body.model not in model_names:
@@ -50,7 +53,7 @@ def translate(
     request = GenerateRequest(
         request_id=f"{prompt.request_id}-{attempt}",
         prompt_token_ids=tokens,
-        params=_sampling(body, prompt.request_id, min(room, max_output_tokens)),
+        params=_sampling(body, derived_seed(prompt.request_id, seed), min(room, max_output_tokens)),
         priority=priority,
         tenant=tenant,
         operation=prompt.operation,
@@ -61,7 +64,7 @@ def translate(
     return request
 
 
-def _sampling(body: RequestBody, request_id: str, most_tokens: int) -> SamplingParams:
+def _sampling(body: RequestBody, default_seed: int, most_tokens: int) -> SamplingParams:
     asked = body.max_output_tokens
     return SamplingParams(
         max_tokens=most_tokens if asked is None else min(asked, most_tokens),
@@ -72,7 +75,7 @@ def _sampling(body: RequestBody, request_id: str, most_tokens: int) -> SamplingP
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         repetition_penalty=body.repetition_penalty,
-        seed=derived_seed(request_id) if body.seed is None else body.seed,
+        seed=default_seed if body.seed is None else body.seed,
         n=body.n,
         stop=body.stop,
         stop_token_ids=frozenset(body.stop_token_ids),

@@ -7,7 +7,9 @@ from topics.requests import CHAT_COMPLETIONS, validate_body
 from worker.translate import translate
 
 
-def engine_request(request_id: str = "r", attempt: str = "1", **fields: object) -> GenerateRequest:
+def engine_request(
+    request_id: str = "r", attempt: str = "1", worker_seed: int = 0, **fields: object
+) -> GenerateRequest:
     body, _ = validate_body(CHAT_COMPLETIONS, {"messages": [{"role": "user", "content": "hello"}], **fields})
     return translate(
         PromptRequest(request_id, CHAT_COMPLETIONS, body),
@@ -18,6 +20,7 @@ def engine_request(request_id: str = "r", attempt: str = "1", **fields: object) 
         priority=PriorityClass.BULK,
         max_output_tokens=20,
         arrival_seconds=1.0,
+        seed=worker_seed,
     )
 
 
@@ -27,6 +30,13 @@ def test_a_second_attempt_says_the_same() -> None:
     assert first.request_id != second.request_id and first.params == second.params
     assert engine_request("other").params.seed != first.params.seed
     assert engine_request(seed=0).params.seed == 0
+
+
+def test_the_seed_of_the_worker_changes_what_is_drawn_and_yields_to_that_of_a_request() -> None:
+    """The same under the same setting, something else under another one; a client's own seed stays as it is."""
+    assert engine_request(worker_seed=7).params.seed == engine_request(worker_seed=7).params.seed
+    assert len({engine_request(worker_seed=seed).params.seed for seed in (0, 7, 8)}) == 3
+    assert engine_request(worker_seed=7, seed=5).params.seed == 5
 
 
 def test_max_tokens_is_clamped_to_the_worker_and_to_the_context() -> None:

@@ -10,7 +10,14 @@ from aiokafka.admin import NewTopic as KafkaNewTopic
 
 from worker.broker.api import BrokerUnavailableError, NewTopic, OffsetCommit, TopicPartition
 from worker.broker.kafka_configs import topic_configs
-from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, start_or_stop, stop_bounded
+from worker.broker.kafka_connection import (
+    KafkaConnection,
+    mapped_errors,
+    retrying,
+    start_or_stop,
+    starting,
+    stop_bounded,
+)
 
 
 class KafkaAdmin:
@@ -26,8 +33,7 @@ class KafkaAdmin:
             await start_or_stop(client.start(), client.close, self._connection.stop_timeout_seconds)
             self._client = client
 
-        timeout = self._connection.start_timeout_seconds
-        await retrying(attempt, timeout, timeout)
+        await starting(self._connection, attempt)
 
     async def stop(self) -> None:
         client, self._client = self._client, None

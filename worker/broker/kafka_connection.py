@@ -95,10 +95,26 @@ def mapped_errors() -> Iterator[None]:
     except Exception as error:  # aiokafka raises errors of its own, of sockets and of decoding; callers know only ours
         for kinds, ours in _MAPPING:
             if isinstance(error, kinds):
-                raise ours(str(error) or type(error).__name__) from error
+                raise ours(_words(error)) from error
         if getattr(error, "retriable", False):
-            raise BrokerUnavailableError(str(error) or type(error).__name__) from error
+            raise BrokerUnavailableError(_words(error)) from error
         raise BrokerError(f"{type(error).__name__}: {error}") from error
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "Kafka did not answer in time"
+    return str(error) or type(error).__name__
+
+
+async def starting(connection: KafkaConnection, start: Callable[[], Awaitable[None]]) -> None:
+    """`start` of a client again while the cluster cannot be reached; raises BrokerUnavailableError that says where."""
+    timeout = connection.start_timeout_seconds
+    try:
+        await retrying(start, timeout, timeout)
+    except BrokerUnavailableError as error:
+        told = f"no Kafka answers at {connection.bootstrap_servers} (`v4flash doctor kafka` says why)"
+        raise BrokerUnavailableError(told) from error
 
 
 async def retrying(call: Callable[[], Awaitable[T]], timeout_seconds: float, attempt_seconds: float) -> T:

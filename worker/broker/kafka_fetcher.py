@@ -9,7 +9,14 @@ from aiokafka import errors
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from worker.broker.api import BrokerError, BrokerUnavailableError, Record, TopicPartition, UnreadableRecordsError
-from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, start_or_stop, stop_bounded
+from worker.broker.kafka_connection import (
+    KafkaConnection,
+    mapped_errors,
+    retrying,
+    start_or_stop,
+    starting,
+    stop_bounded,
+)
 from worker.broker.kafka_patience import PatientConsumer
 
 
@@ -60,7 +67,7 @@ class KafkaFetcher:
             self._client = client  # before it has started: the listener is called meanwhile
             await start_or_stop(client.start(), self.stop, connection.stop_timeout_seconds)
 
-        await retrying(attempt, connection.start_timeout_seconds, connection.start_timeout_seconds)
+        await starting(connection, attempt)
 
     async def stop(self) -> None:
         client, self._client = self._client, None

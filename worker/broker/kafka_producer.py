@@ -15,7 +15,7 @@ from worker.broker.api import (
     TopicPartition,
 )
 from worker.broker.kafka_admin import KafkaAdmin
-from worker.broker.kafka_connection import KafkaConnection, mapped_errors, retrying, start_or_stop, stop_bounded
+from worker.broker.kafka_connection import KafkaConnection, mapped_errors, start_or_stop, starting, stop_bounded
 
 
 class KafkaProducer:
@@ -42,8 +42,7 @@ class KafkaProducer:
             self._client = client
 
         await self._admin.start()
-        timeout = self._connection.start_timeout_seconds
-        await retrying(attempt, timeout, timeout)
+        await starting(self._connection, attempt)
 
     async def stop(self) -> None:
         client, self._client = self._client, None

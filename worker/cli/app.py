@@ -81,7 +81,7 @@ def demo(
     if loaded.sources["bootstrap_servers"] is Source.FLAG:  # a variable meant for workers gets no topics of the demo
         bootstrap = bootstrap or loaded.settings.bootstrap_servers
     showing = run_demo(loaded.settings, live=not once, bootstrap=bootstrap, memory=memory, picture=picture)
-    raise typer.Exit(run_command(loaded.settings, showing))
+    raise typer.Exit(run_command(showing))
 
 
 @app.command(context_settings=CONTEXT)
@@ -100,7 +100,7 @@ def submit(
     """Send one prompt and print its answer as it streams."""
     asked = client.Prompt(prompt_text(prompt, file), priority, max_tokens, temperature)
     answering = submit_prompt(command_broker(loaded.settings), loaded.settings.names, asked, timeout)
-    raise typer.Exit(run_command(loaded.settings, answering))
+    raise typer.Exit(run_command(answering))
 
 
 @app.command(context_settings=CONTEXT)
@@ -113,7 +113,6 @@ def tail(
 ) -> None:
     """Print the records of a topic as they come."""
     run_command(
-        loaded.settings,
         _tail(loaded, topic or loaded.settings.names.replies, from_start=from_start, until_now=until_now),
     )
 
@@ -141,7 +140,7 @@ def cancel(
 ) -> None:
     """Ask the workers to stop a request."""
     asking = client.cancel(command_broker(loaded.settings), loaded.settings.names, request_id, tenant=tenant)
-    run_command(loaded.settings, asking)
+    run_command(asking)
     print(f"asked the workers to stop {request_id}", file=sys.stderr)
 
 
@@ -153,7 +152,7 @@ def inspect(
 ) -> None:
     """Tell where a prompt is: not polled, queued, running, answered, committed or dead-lettered."""
     looking = inspect_prompt(command_broker(loaded.settings), loaded.settings, prompt)
-    raise typer.Exit(run_command(loaded.settings, looking))
+    raise typer.Exit(run_command(looking))
 
 
 @app.command("build-kernels", context_settings=CONTEXT)
@@ -181,7 +180,7 @@ def topics_create(
     """Create the topics that are missing."""
     settings = loaded.settings
     wanted = topics_of(settings.names, max_body_bytes=settings.max_body_bytes, num_partitions=partitions)
-    created = run_command(settings, create_topics(command_broker(settings).admin(), wanted))
+    created = run_command(create_topics(command_broker(settings).admin(), wanted))
     for topic in wanted:
         print(f"{'created' if topic.name in created else 'exists '} {topic.name}")
 
@@ -191,7 +190,7 @@ def topics_create(
 def topics_list(loaded: LoadedSettings) -> None:
     """Print the topics below the prefix with their partition counts."""
     below = f"{loaded.settings.prefix}."
-    found = run_command(loaded.settings, _partition_counts(loaded))
+    found = run_command(_partition_counts(loaded))
     counts = {name: count for name, count in sorted(found.items()) if name.startswith(below)}
     for name, count in counts.items():
         print(f"{name} {count}")

@@ -28,7 +28,7 @@ Reason = Annotated[str | None, typer.Option("--reason", help="Only those with th
 @with_client_settings
 def list_letters(loaded: LoadedSettings, reason: Reason = None) -> None:
     """Print place, reason, origin, request id and message of each."""
-    run_command(loaded.settings, _list(command_broker(loaded.settings), loaded.settings.names.dead_letter, reason))
+    run_command(_list(command_broker(loaded.settings), loaded.settings.names.dead_letter, reason))
 
 
 @dead_letter_app.command("show", context_settings=CONTEXT)
@@ -37,7 +37,7 @@ def show_letter(loaded: LoadedSettings, places: Places) -> None:
     """Print whole letters as JSON, prompts included."""
     wanted = set(map(_place, places))
     broker, topic = command_broker(loaded.settings), loaded.settings.names.dead_letter
-    raise typer.Exit(run_command(loaded.settings, _show(broker, topic, wanted)))
+    raise typer.Exit(run_command(_show(broker, topic, wanted)))
 
 
 @dead_letter_app.command("replay", context_settings=CONTEXT)
@@ -55,7 +55,7 @@ def replay_letters(
     wanted = None if everything else set(map(_place, places or ()))
     broker, topic = command_broker(loaded.settings), loaded.settings.names.dead_letter
     replaying = replay(broker, topic, wanted, reason=reason, keep_deadline=keep_deadline)
-    raise typer.Exit(run_command(loaded.settings, replaying))
+    raise typer.Exit(run_command(replaying))
 
 
 async def letters(broker: Broker, topic: str) -> AsyncIterator[Letter]:

@@ -32,7 +32,7 @@ def kafka(
     """Check the cluster: reachability, topics, rights, limits, retention. Exit code 1 when something fails."""
     silence_client()
     settings = loaded.settings
-    facts = run_command(settings, facts_of(settings, role))
+    facts = run_command(facts_of(settings, role))
     found = findings(settings, facts, role)
     _print(found)
     failed = sum(finding.severity is Severity.FAILED for finding in found)

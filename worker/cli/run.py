@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import typer
 
-from worker.broker.api import Broker, BrokerUnavailableError, TopicNotAvailableError
+from worker.broker.api import Broker, TopicNotAvailableError
 from worker.serve import build_broker
 from worker.settings import Settings
 
@@ -28,14 +28,12 @@ def silence_client() -> None:
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
-def run_command(settings: Settings, command: Coroutine[Any, Any, T]) -> T:
+def run_command(command: Coroutine[Any, Any, T]) -> T:
     """What `command` returns; exits with 130 after Ctrl-C. Raises BrokerError that says what to do."""
     try:
         return asyncio.run(command)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    except BrokerUnavailableError as error:
-        raise BrokerUnavailableError(f"no Kafka answers at {settings.bootstrap_servers} ({error})") from error
     except TopicNotAvailableError as error:
         raise TopicNotAvailableError(f"{error} (`v4flash topics create` makes those of the workers)") from error
 

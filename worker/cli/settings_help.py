@@ -26,7 +26,7 @@ SETTINGS_HELP = {
     "dtype": "How weights are kept and multiplied; int8 saves memory only without few_rows_layout.",
     "exact_modules": "With int8: names of modules that stay bf16, such as lm_head.",
     "few_rows_layout": "With int8: a second copy of the weights for steps of one or two rows; more memory than bf16.",
-    "seed": "Accepted for compatibility; a request without a seed takes one from its id.",
+    "seed": "A request without a seed takes one from its id and this; workers of one group need the same.",
     "bootstrap_servers": "Kafka's addresses, separated by commas.",
     "group_id": "Consumer group; its workers share the prompts.",
     "prefix": "What the names of all topics begin with, before a dot.",
