@@ -80,6 +80,7 @@ class Assignment:
         starts = {tp: commit.offset for tp, commit in committed.items() if commit is not None}
         fresh = [tp for tp in assigned if tp not in starts]
         if fresh:
+            # of our own partitions: another new member may have committed its starts a moment ago
             everything = self._from_beginning and not starts
             since = 0 if everything else self._clock.wall_ms() - int(self._max_replay_age * 1000)
             for tp, offset in (await consumer.offsets_for_time(fresh, since)).items():
@@ -88,7 +89,7 @@ class Assignment:
         for tp in assigned:
             commit = committed.get(tp)
             if commit is None:
-                found[tp] = PartitionStart(None, end=ends[tp])
+                found[tp] = PartitionStart(None, end=ends[tp], first=starts[tp])
             else:
                 metadata = self._codec.decode(tp, commit.metadata, base=commit.offset, end=ends[tp])
                 found[tp] = PartitionStart(commit.offset, metadata, ends[tp])
@@ -103,6 +104,9 @@ class Assignment:
         self.epoch += 1
         self.open = set(assigned)
         self.known.set()
+        if fresh:  # a start that is not committed would be another one after an outage, and pass what came meanwhile
+            assert self._committer is not None
+            self._committer.progressed()
 
     def _recorded(self, kind: str, tps: Collection[TopicPartition]) -> None:
         named = [f"{tp.topic}:{tp.partition}" for tp in sorted(tps)[:MAX_NAMED]]

@@ -45,6 +45,7 @@ class OffsetTracker:
         part.assigned = True
         part.leases, part.found = {}, {}
         if start.offset is None:
+            part.next = start.first if part.next is None else part.next  # to be committed, also if nothing ever comes
             return
         part.committed = Progress(start.offset, start.metadata)
         part.next = start.offset if part.next is None else max(start.offset, part.next)

@@ -10,11 +10,13 @@ UNMARKED = Mark(MarkState.WAITING)
 
 
 class PartitionStart(NamedTuple):
-    """Where a partition begins when it comes to us; `offset` None: nothing was ever committed. `end` is its end now."""
+    """Where a partition begins when it comes to us; `offset` None: nothing was ever committed, and delivery begins at
+    `first`. `end` is its end now."""
 
     offset: int | None
     metadata: CommitMetadata = EMPTY
     end: int | None = None
+    first: int | None = None
 
 
 class Progress(NamedTuple):

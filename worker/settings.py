@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     tls_key_file: Path | None = None
     tls_key_password: SecretStr | None = None
     session_timeout_seconds: Seconds = 30.0
-    from_beginning: bool = True
+    from_beginning: bool = False
     max_replay_age_seconds: Seconds = 86_400.0
     reply_prefixes: Annotated[tuple[str, ...], BeforeValidator(names)] = ()
     routes: Annotated[tuple[Route, ...], json_like('[{"topics": ["prompts"], "priority": "bulk"}]')] = ()

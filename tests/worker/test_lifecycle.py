@@ -4,7 +4,6 @@ import pytest
 
 from engine.scripted import ScriptedEngine
 from worker.broker.api import BrokerUnavailableError, TopicNotAvailableError, TopicPartition
-from worker.broker.memory import MemoryReader
 
 
 async def test_until_end_answers_and_commits_everything(rig, prompt):
@@ -131,17 +130,6 @@ async def test_until_end_fails_when_its_last_commit_is_not_taken(rig, prompt):
 
 async def test_until_end_ends_when_the_last_offsets_of_a_partition_are_a_gap(rig, prompt, monkeypatch):
     """Compaction and control records leave offsets that no poll ever brings, also in a partition without a record."""
-
-    class ReaderOverGaps(MemoryReader):
-        async def at_end(self) -> bool:
-            return not self._available(1)
-
-    broker = rig.broker
-    monkeypatch.setattr(
-        broker,
-        "reader",
-        lambda topics, *, from_beginning: ReaderOverGaps(broker._cluster, topics, from_beginning=from_beginning),
-    )
     monkeypatch.setattr("worker.intake.TAIL_SECONDS", 0.05)
     tp = await rig.send(prompt(), x_request_id="r")
     rig.broker.leave_gap(tp, 3)

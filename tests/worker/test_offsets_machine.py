@@ -62,7 +62,7 @@ class Deliveries(RuleBasedStateMachine):
         if mangle != "no" and self.commit is not None:
             self.commit = (self.commit[0], "" if mangle == "drop" else self._foreign())
         offset = None if self.commit is None else self.commit[0]
-        start = PartitionStart(None, end=self.end)
+        start = PartitionStart(None, end=self.end, first=0)
         if self.commit is not None:
             found = self.codec.decode(TP, self.commit[1], base=self.commit[0], end=self.end)
             start = PartitionStart(offset, found, self.end)

@@ -65,7 +65,7 @@ class MemoryReader:
         return records
 
     async def at_end(self) -> bool:
-        return all(position >= self._cluster.log(tp).next_offset for tp, position in self._positions.items())
+        return not any(self._cluster.log(tp).read(position, 1) for tp, position in self._positions.items())
 
 
 class MemoryProducer:
