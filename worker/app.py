@@ -26,6 +26,7 @@ from worker.broker.api import Broker, BrokerError, BrokerUnavailableError, Recor
 from worker.cancel import CancelBook
 from worker.client_lifecycle import bounded, started, unless
 from worker.clock import Clock
+from worker.clock_check import ClockCheck
 from worker.commit_metadata import MetadataCodec
 from worker.committer import Committer
 from worker.control import ControlReader
@@ -86,6 +87,7 @@ class WorkerApp:
         self._admin = broker.admin()
         self._control = broker.reader([self._names.control], from_beginning=True)
         self._cancels = CancelBook()
+        self._clock_check = ClockCheck(self._producer, self._names.control, clock)
         self._tracker = OffsetTracker(max_inflight_per_partition=settings.max_inflight_per_partition)
         self._codec = MetadataCodec()
         self._answered = AnsweredBook()
@@ -144,7 +146,7 @@ class WorkerApp:
         """Why prompts are not taken, from all partitions or from some; None when all is well."""
         if not self._engine.health.ready:
             return self._engine.health.reason or "the engine is not ready"
-        return "stopping" if self._stop.is_set() else self._assignment.unready
+        return "stopping" if self._stop.is_set() else self._assignment.unready or self._clock_check.reason
 
     @property
     def ready(self) -> bool:
@@ -200,7 +202,7 @@ class WorkerApp:
         backlog = BacklogWatch(
             self._backlog, self._assignment, self._subscription, self._admin, self._clock, self._metrics
         )
-        control = ControlReader(self._control, (self._cancels.take, self._take_done))
+        control = ControlReader(self._control, (self._cancels.take, self._take_done, self._clock_check.take))
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(self._leave)
             if not await unless(self._stop, self._start(control, handover)):
@@ -211,6 +213,7 @@ class WorkerApp:
                     for work in (
                         self._announce(handover),
                         control.run(),
+                        self._clock_check.run(),
                         self._committer.run(),
                         self._subscription.run(),
                         self._watchdog.run(self._subscription),
@@ -242,6 +245,7 @@ class WorkerApp:
         for client in (self._admin, self._producers.own, self._producers.named, self._control):
             await started(client)
         self._codec.bind(await self._admin.cluster_id())
+        await self._clock_check.ask()
         await control.catch_up()
         await started(self._subscription)
 
@@ -307,6 +311,7 @@ class WorkerApp:
             prefill_chunks=PrefillChunks.of_setting(settings.prefill_chunk_hook),
             control_topic=names.control,
             clock=self._clock,
+            clock_check=self._clock_check,
             metrics=self._metrics,
             limits=JobLimits.of(settings),
             served_model_names=settings.served_model_names,

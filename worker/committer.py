@@ -4,12 +4,23 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 
-from worker.broker.api import BrokerError, CommitRejectedError, Consumer, OffsetCommit, TopicPartition
+import structlog
+
+from worker.broker.api import (
+    BrokerError,
+    CommitRejectedError,
+    Consumer,
+    OffsetCommit,
+    TopicNotAvailableError,
+    TopicPartition,
+)
 from worker.commit_metadata import MetadataCodec
 from worker.offsets import OffsetTracker
 from worker.partition_state import Progress
 
 MARK_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
 
 
 class Committer:
@@ -38,6 +49,9 @@ class Committer:
             with contextlib.suppress(CommitRejectedError):
                 try:
                     await self.commit()
+                except TopicNotAvailableError as error:  # deleted: the next assignment is without it
+                    log.warning("a prompt topic takes no commit", error=str(error) or type(error).__name__)
+                    self._progress.set()
                 except BrokerError as error:
                     if not error.retriable:
                         raise

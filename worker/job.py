@@ -184,11 +184,10 @@ class Job:
 
     def _watch(self, headers: RequestHeaders) -> DeltaWatch:
         limits = self._services.limits
+        deadline = deadline_of(self._record, headers, received_ms=self._received_ms, retention_ms=limits.retention_ms)
         return DeltaWatch(
             self._services.clock,
-            deadline=deadline_of(
-                self._record, headers, received_ms=self._received_ms, retention_ms=limits.retention_ms
-            ),
+            deadline=None if self._services.clock_check.reason else deadline,
             first_token_seconds=limits.first_token_seconds,
             between_tokens_seconds=limits.between_tokens_seconds,
         )

@@ -6,6 +6,7 @@ from engine.api import GenerationEngine
 from worker.broker.api import Producer
 from worker.cancel import CancelBook
 from worker.clock import Clock
+from worker.clock_check import ClockCheck
 from worker.dead_letter import DeadLetters
 from worker.identities import Identities
 from worker.metrics import Metrics
@@ -59,6 +60,7 @@ class JobServices:
     prefill_chunks: PrefillChunks
     control_topic: str
     clock: Clock
+    clock_check: ClockCheck
     metrics: Metrics
     limits: JobLimits
     served_model_names: tuple[str, ...]

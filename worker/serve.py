@@ -182,7 +182,11 @@ async def _supervise(settings: Settings, first: PidProcess, line: socket.socket)
     supervisor = Supervisor(
         start,
         StopPolicy(settings.grace_seconds, settings.lease_seconds),
-        RestartPolicy(settings.restart_after_seconds, settings.restart_memory_growth_bytes),
+        RestartPolicy(
+            settings.restart_after_seconds,
+            settings.restart_memory_growth_bytes,
+            one_at_a_time=_one_at_a_time(settings),
+        ),
     )
     _on_signals((signal.SIGTERM, signal.SIGINT), supervisor.request_stop)
     _on_signals((signal.SIGUSR2,), supervisor.request_restart)
@@ -196,6 +200,12 @@ async def _supervise(settings: Settings, first: PidProcess, line: socket.socket)
             return await supervisor.run(child)
     finally:
         first.kill()
+
+
+def _one_at_a_time(settings: Settings) -> str | None:
+    if settings.enable_l3_cache and settings.l3_cache_path:
+        return f"{', '.join(map(str, settings.l3_cache_path))} can be used by one process only"
+    return None
 
 
 def _on_signals(numbers: Iterable[signal.Signals], call: Callable[[], object]) -> None:

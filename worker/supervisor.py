@@ -7,7 +7,7 @@ A restart, by SIGUSR2, age or memory growth:
 3. the new child joins and leaves those prompts alone; the probes and metrics are now its;
 4. the old child finishes them, each is told to the new one, and ends; what it has not told of is then free.
 
-Where memory does not hold two models the old child drains and ends first.
+Where memory does not hold two models, or an SSD tier belongs to one process, the old child drains and ends first.
 """
 
 import asyncio
@@ -44,10 +44,11 @@ class StopPolicy:
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """When a child is replaced without being asked. Memory growth is counted from `SETTLE_SECONDS` after it began to
-    serve: until then its caches fill."""
+    serve: until then its caches fill. `one_at_a_time` says why two cannot run side by side; None where they can."""
 
     after_seconds: float | None = None
     memory_growth_bytes: int | None = None
+    one_at_a_time: str | None = None
 
 
 class Memory(Protocol):
@@ -173,6 +174,10 @@ class Supervisor:
 
     async def _replace(self, old: ChildProcess, tasks: asyncio.TaskGroup) -> None:
         needed, available = self._memory.resident(old.process.pid), self._memory.available()
+        if reason := self._restarting.one_at_a_time:
+            log.warning("draining before the restart", reason=reason)
+            await self._drain_then_start(old, tasks)
+            return
         if needed > available:
             log.warning("no memory for two models: draining first", needed_bytes=needed, available_bytes=available)
             await self._drain_then_start(old, tasks)

@@ -2,10 +2,10 @@
 
 import pytest
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(420)]
 
 SHORT = "tell [[tokens=20]]"
-STREAM = "tell [[tokens=100]] [[slow]]"
+STREAM = "tell [[tokens=40]] [[slow]]"
 
 
 async def test_an_engine_that_fails_for_one_request(kafka, ledger, workers, passed):
@@ -60,7 +60,7 @@ async def test_five_kills_of_a_full_batch(kafka, ledger, workers, passed):
         )
         await workers.kill(worker)
     last = workers.start(kafka.bootstrap_servers)
-    await ledger.until_settled(seconds=150)
+    await ledger.until_settled(seconds=200)
     await ledger.until_committed()
     assert await workers.end(last) == 0
     assert ledger.num_twice >= 16

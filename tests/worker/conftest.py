@@ -45,7 +45,8 @@ class Rig:
     async def start(self) -> None:
         topics = [*NAMES.all_prompts, NAMES.replies]
         await self.broker.create_topics(*(NewTopic(name, 2) for name in topics))
-        await self.broker.create_topics(NewTopic(NAMES.control), NewTopic(NAMES.dead_letter))
+        stamped = {"message.timestamp.type": "LogAppendTime"}
+        await self.broker.create_topics(NewTopic(NAMES.control, 1, stamped), NewTopic(NAMES.dead_letter))
         await self.producer.start()
 
     def app(

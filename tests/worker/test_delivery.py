@@ -5,7 +5,7 @@ import json
 from contextlib import suppress
 
 from engine.scripted import ScriptedEngine
-from worker.broker.api import BrokerUnavailableError, OffsetCommit, TopicPartition
+from worker.broker.api import BrokerUnavailableError, OffsetCommit, TopicNotAvailableError, TopicPartition
 from worker.commit_metadata import CommitMetadata, Mark, MarkState, MetadataCodec
 from worker.lease import done_record
 
@@ -227,4 +227,15 @@ async def test_a_commit_that_is_not_taken_does_not_stop_the_work(rig, prompt):
         await send_all(rig, prompt, {"r": "text"})
         await rig.until_replied("r")
     assert rig.answer("r")
+    assert await rig.uncommitted() == {}
+
+
+async def test_a_prompt_topic_that_takes_no_commit_does_not_end_the_worker(rig, prompt):
+    """It was deleted under us: until the group knows, its commits fail, and those of the others follow."""
+    app = rig.app()
+    async with rig.running(app):
+        rig.broker.fail_next("commit", TopicNotAvailableError("deleted"), 2)
+        await send_all(rig, prompt, {"r": "text"})
+        offsets, tp = rig.broker._cluster.group("workers").offsets, TopicPartition("v4flash.prompts.standard", 0)
+        assert await rig.broker._cluster.changes.wait_for(lambda: tp in offsets and offsets[tp].offset == 1, 5.0)
     assert await rig.uncommitted() == {}

@@ -222,7 +222,7 @@ async def test_a_new_process_that_cannot_load_changes_nothing(rig, house):
 
 async def test_without_memory_for_two_the_old_process_drains_first(rig, house):
     """One of them at a time; nothing is lost."""
-    house.memory.free = 99
+    house.memory.free = 99  # one less than a child has
     house.engines = [ScriptedEngine(tokens_per_second=200), ScriptedEngine()]
     async with house.running() as task:
         await house.until_serving(1)
