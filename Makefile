@@ -7,13 +7,16 @@ STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= $(shell nproc)
 # Threads that wait sleep: beside a broker or a neighbour, threads that spin make each operation take a scheduler quantum.
 export OMP_WAIT_POLICY ?= passive
+FUZZ_SECONDS ?= 60
+FUZZ_KEPT ?= .cache/fuzz
 
-.PHONY: demo test interop drills check bench peers clean help
+.PHONY: demo test fuzz interop drills check bench peers clean help
 help:
 	@echo "make demo   a real small model answers Kafka prompts of three classes (sets itself up)"
 	@echo "make test   all tests, on a real Kafka where Java 17 and Maven are there (sets itself up)"
 	@echo "make interop  Spring, NestJS, FastStream, confluent-kafka and kcat beside a worker, each where its tools are"
 	@echo "make drills faults on a real Kafka and real workers, and a table of what became of every prompt (10 minutes)"
+	@echo "make fuzz   new bad records from the old ones for FUZZ_SECONDS (60), and all of them through a whole worker"
 	@echo "make check  ruff, strict types, import rules"
 	@echo "make bench  ours beside its peers on this machine (transformers, and what make peers has set up)"
 	@echo "make peers  llama.cpp, OpenVINO and vLLM for the benchmark, each in its own environment (20 minutes, 8 GB, for a while 14)"
@@ -48,6 +51,11 @@ check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+fuzz: $(STAMP)
+	@$(BIN)/python -c "import atheris" 2>/dev/null || $$(command -v uv || echo "$(PYTHON) -m uv") pip install -q --python $(BIN)/python --group fuzz
+	@PYTHONPATH=. FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_KEPT=$(FUZZ_KEPT) $(BIN)/python tests/fuzz/run.py
+	@FUZZ_KEPT=$(FUZZ_KEPT) $(BIN)/python -m pytest -q tests/fuzz
 
 bench: $(STAMP)
 	@$(BIN)/python ops/bench/engine.py $(BENCH_ARGS)

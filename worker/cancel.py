@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from worker.broker.api import Record
+from worker.control import control_body
 
 CancelKey = tuple[str, str]
 """Tenant and request id."""
@@ -20,11 +21,8 @@ def cancel_record(tenant: str, request_id: str) -> tuple[bytes, bytes]:
 
 def parse_cancel(record: Record) -> CancelKey | None:
     """What a control record cancels; None for one that is no cancel."""
-    try:
-        body = json.loads(record.value or b"null")
-    except ValueError:
-        return None
-    if not isinstance(body, dict) or body.get("type") != "cancel":
+    body = control_body(record, "cancel")
+    if body is None:
         return None
     tenant, request_id = body.get("tenant", ""), body.get("request_id")
     return (tenant, request_id) if isinstance(tenant, str) and isinstance(request_id, str) else None

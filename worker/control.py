@@ -1,11 +1,23 @@
 """Follows the control topic, which every worker reads whole. What its records mean is for those who take them."""
 
+import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from worker.broker.api import Reader, Record
 
 POLL_RECORDS = 500
 POLL_SECONDS = 0.2
+
+
+def control_body(record: Record, kind: str) -> dict[str, Any] | None:
+    """The body of a control record of this type; None for any other record, whatever its bytes: every worker reads
+    it, at every start."""
+    try:
+        body = json.loads(record.value or b"null")
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) and body.get("type") == kind else None
 
 
 class ControlReader:

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from worker.broker.api import Record, TopicPartition
+from worker.control import control_body
 
 MAX_REMEMBERED = 100_000
 
@@ -30,11 +31,8 @@ def done_record(prompt: Record) -> tuple[bytes, bytes]:
 
 def parse_done(record: Record) -> Answered | None:
     """What a control record says to be dealt with; None for one that says nothing of the kind."""
-    try:
-        body = json.loads(record.value or b"null")
-    except ValueError:
-        return None
-    if not isinstance(body, dict) or body.get("type") != "done" or not isinstance(body.get("topic"), str):
+    body = control_body(record, "done")
+    if body is None or not isinstance(body.get("topic"), str):
         return None
     given = [body.get(name) for name in ("partition", "offset", "timestamp_ms")]
     numbers = [number for number in given if type(number) is int]

@@ -1,3 +1,5 @@
+import pytest
+
 from engine.scripted import ScriptedEngine
 from worker.cancel import cancel_record
 
@@ -95,3 +97,12 @@ async def test_a_cancelled_stream_says_what_it_has_spent(rig, prompt):
     usage = rig.replies("r")[-1].body["usage"]
     assert usage["prompt_tokens"] == engine.stats().prompt_tokens_total
     assert 0 < usage["completion_tokens"] <= engine.stats().generated_tokens_total
+
+
+@pytest.mark.parametrize("value", [b"[" * 100_000, b'{"type": "cancel", "request_id": 5}', b"\xff", b'"cancel"', None])
+async def test_a_control_record_that_cannot_be_read_ends_no_worker(rig, prompt, value):
+    """Every worker reads the topic at every start: one that raised there would end the whole group for good."""
+    await rig.producer.send(rig.names.control, value, key=b"k")
+    await rig.send(prompt(), x_request_id="good")
+    await rig.serve_all()
+    assert rig.answer("good")
