@@ -171,8 +171,8 @@ class SegmentStore:
         return self._active
 
     def _reopen(self, path: Path) -> list[tuple[RecordHeader, Place]]:
-        """Records of a segment. Only the last can be torn: its payload is checked. Behind a header that is none the next
-        one is looked for, page by page; a file that the disk cannot read is given up."""
+        """Records of a segment. Only the last can be torn: its payload is checked. Behind a header that is none the
+        next one is looked for, page by page; a file that the disk cannot read is given up."""
         number = int(path.stem)
         fd = self.disk.open(path)
         segment = self._segments[number] = _Segment(number, path, fd, self.disk.size(fd))

@@ -28,6 +28,8 @@ class CacheSpec:
     head_dim: int
     block_size: int
     group_size: int = 64
+    rank: int = 0
+    world_size: int = 1
 
     @property
     def num_groups(self) -> int:
@@ -88,7 +90,7 @@ class CacheSpec:
         scales = f"/group={self.group_size}" if "int8" in self.layer_dtypes else ""
         return (
             f"block={self.block_size}/heads={self.num_kv_heads}x{self.head_dim}/kv={','.join(self.layer_dtypes)}"
-            f"/compute={self.compute_dtype}{scales}"
+            f"/compute={self.compute_dtype}{scales}/rank={self.rank}of{self.world_size}"
         )
 
 

@@ -75,6 +75,7 @@ def test_every_field_of_the_layout_changes_its_id() -> None:
     """Blocks of another layout are never taken for one's own."""
     base = {"compute_dtype": "bf16", "num_kv_heads": 3, "head_dim": 64, "block_size": 16, "group_size": 64}
     changes = {"compute_dtype": "fp32", "num_kv_heads": 2, "head_dim": 32, "block_size": 8, "group_size": 32}
+    changes |= {"rank": 1, "world_size": 2}
     ids = {CacheSpec(("int8",), **base | {name: value}).layout_id for name, value in changes.items()}  # type: ignore[arg-type]
     ids |= {CacheSpec(dtypes, **base).layout_id for dtypes in (("int8",), ("bf16",), ("int8", "int8"))}  # type: ignore[arg-type]
     assert len(ids) == len(changes) + 3

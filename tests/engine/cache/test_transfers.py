@@ -1,7 +1,7 @@
 """Copies that land, that are late, that are given up, and a disk that hangs."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
