@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.cache.block import BlockHash
 from engine.cache.disk import Disk, aligned_buffer
-from engine.cache.record import HEADER_BYTES, RecordHeader, payload_checksum, record_bytes, unpack_header
+from engine.cache.record import HEADER_BYTES, RecordHeader, body_checksum, record_bytes, unpack_header
 from engine.errors import BlockCorruptError, CacheStoreBusyError, CacheStoreError, CacheStoreFullError
 
 _log = logging.getLogger(__name__)
@@ -103,10 +103,9 @@ class SegmentStore:
         header = unpack_header(record)
         if header is None or header.dead or header.block_hash != block_hash or header.num_bytes != place.num_bytes:
             raise BlockCorruptError(f"{segment.path.name} has no such block at {place.offset}")
-        payload = record[HEADER_BYTES : HEADER_BYTES + header.stored_bytes]
-        if payload_checksum(payload) != header.payload_checksum:
+        if body_checksum(record[HEADER_BYTES:]) != header.body_checksum:
             raise BlockCorruptError(f"{segment.path.name} has a damaged block at {place.offset}")
-        return header, payload
+        return header, record[HEADER_BYTES : HEADER_BYTES + header.stored_bytes]
 
     def kill(self, place: Place, header: RecordHeader) -> None:
         """Mark a record so that no later scan finds it."""

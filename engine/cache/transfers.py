@@ -16,7 +16,7 @@ from engine.cache.compression import Compression
 from engine.cache.cost import TransferCost
 from engine.cache.disk import aligned_buffer
 from engine.cache.disk_tier import DiskTier
-from engine.cache.record import HEADER_BYTES, RecordHeader, payload_checksum, record_bytes
+from engine.cache.record import HEADER_BYTES, RecordHeader, body_checksum, record_bytes
 from engine.errors import CacheStoreBusyError, CacheStoreError
 
 _log = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ class Transfers:
             header.depth,
             header.raw_bytes,
             stored,
-            payload_checksum(payload[:stored]),
+            body_checksum(slot[HEADER_BYTES : record_bytes(stored)]),
             bool(compressed),
         )
         sealed.pack_into(slot)

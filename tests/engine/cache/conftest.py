@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.cache.disk import Disk, aligned_buffer
-from engine.cache.record import HEADER_BYTES, RecordHeader, payload_checksum, record_bytes
+from engine.cache.record import HEADER_BYTES, RecordHeader, body_checksum, record_bytes
 
 PAYLOAD_BYTES = 64
 
@@ -104,10 +104,10 @@ def named(name: object) -> bytes:
 def make_record(name: object, depth: int = 0) -> tuple[RecordHeader, memoryview]:
     """A header and its whole record; the payload is the name's hash, twice."""
     payload = memoryview(named(name) * 2)
-    header = RecordHeader(named(name), depth, len(payload), len(payload), payload_checksum(payload))
     record = aligned_buffer(record_bytes(len(payload)))
-    header.pack_into(record)
     record[HEADER_BYTES : HEADER_BYTES + len(payload)] = payload
+    header = RecordHeader(named(name), depth, len(payload), len(payload), body_checksum(record[HEADER_BYTES:]))
+    header.pack_into(record)
     return header, record
 
 

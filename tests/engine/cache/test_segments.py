@@ -75,7 +75,7 @@ import sys
 from pathlib import Path
 from engine.cache.segments import SegmentStore
 from engine.cache.disk import aligned_buffer
-from engine.cache.record import HEADER_BYTES, RecordHeader, payload_checksum, record_bytes
+from engine.cache.record import HEADER_BYTES, RecordHeader, body_checksum, record_bytes
 payload = 256 << 10
 size = record_bytes(payload)
 store = SegmentStore(Path(sys.argv[1]), 64 * size, 4 * size)
@@ -84,7 +84,7 @@ for number in range(60):
     name = number.to_bytes(32, "big")
     record = aligned_buffer(size)
     record[HEADER_BYTES:] = name * (payload // 32)
-    header = RecordHeader(name, number, payload, payload, payload_checksum(record[HEADER_BYTES:]))
+    header = RecordHeader(name, number, payload, payload, body_checksum(record[HEADER_BYTES:]))
     header.pack_into(record)
     store.append(record)
     print(number, flush=True)
@@ -165,7 +165,7 @@ def test_a_record_that_was_killed_stays_dead(tmp_path: Path, record: Record) -> 
     """Neither a read nor a new process finds it; its neighbours are untouched."""
     store = open_store(tmp_path)
     (first, place), second = fill(store, record, range(2))
-    store.kill(place, RecordHeader(first.block_hash, 0, 64, 64, first.payload_checksum, dead=True))
+    store.kill(place, RecordHeader(first.block_hash, 0, 64, 64, first.body_checksum, dead=True))
     with pytest.raises(BlockCorruptError):
         store.read(place, first.block_hash, aligned_buffer(SIZE))
     store.close()
