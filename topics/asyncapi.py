@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from topics.header_help import HEADER_HELP
 from topics.headers import ALIASES, REPLY_MODES
 from topics.names import PRIORITY_CLASSES, TopicNames
 from topics.reply_bodies import REPLIES, ReplyHeaders
@@ -62,7 +63,7 @@ def _request_headers() -> dict[str, Any]:
     properties: dict[str, Any] = {}
     for field, aliases in ALIASES.items():
         for alias in aliases:
-            properties[alias] = {"type": "string", "description": f"{field}; compared without case"}
+            properties[alias] = {"type": "string", "description": HEADER_HELP[field]}
             if field in _ENUMS:
                 properties[alias]["enum"] = list(_ENUMS[field])
     return {"type": "object", "properties": properties}

@@ -106,17 +106,32 @@ class ReplyHeaders(BaseModel):
     """Headers of a reply, as text. Beside these, the correlation id returns under the header it came in, and a
     route may add headers of its own (`reply_headers`)."""
 
-    request_id: Annotated[str, Field(alias="x-request-id")]
+    request_id: Annotated[str, Field(alias="x-request-id", description="Of the prompt, or made from its place.")]
     attempt: Annotated[str, Field(alias="x-attempt", description="Opaque; attempts are never compared.")]
     seq: Annotated[str, Field(alias="x-seq", pattern="^[0-9]+$", description="0, 1, 2, ... within an attempt.")]
-    event: Annotated[Literal["chunk", "final", "error"], Field(alias="x-event")]
-    content_type: Annotated[Literal["application/json"], Field(alias="content-type")]
-    final: Annotated[Literal["1"] | None, Field(alias="x-final", description="On one record of an attempt.")] = None
-    whole: Annotated[Literal["1"] | None, Field(alias="x-whole", description="The value is the whole answer.")] = None
-    retriable: Annotated[Literal["0", "1"] | None, Field(alias="x-retriable", description="On errors.")] = None
-    retry_after_ms: Annotated[str | None, Field(alias="x-retry-after-ms", pattern="^[0-9]+$")] = None
-    ignored: Annotated[str | None, Field(alias="x-ignored", description="Unknown fields, by commas.")] = None
-    traceparent: str | None = None
+    event: Annotated[
+        Literal["chunk", "final", "error"],
+        Field(alias="x-event", description="`chunk`, `final` or `error`."),
+    ]
+    content_type: Annotated[Literal["application/json"], Field(alias="content-type", description="Of the value.")]
+    final: Annotated[Literal["1"] | None, Field(alias="x-final", description="`1` on one record of an attempt.")] = None
+    whole: Annotated[
+        Literal["1"] | None,
+        Field(alias="x-whole", description="`1` where the value is the whole answer, and not the text behind others."),
+    ] = None
+    retriable: Annotated[
+        Literal["0", "1"] | None,
+        Field(alias="x-retriable", description="On errors: whether the same prompt may succeed later."),
+    ] = None
+    retry_after_ms: Annotated[
+        str | None,
+        Field(alias="x-retry-after-ms", pattern="^[0-9]+$", description="On errors: not before so many milliseconds."),
+    ] = None
+    ignored: Annotated[
+        str | None,
+        Field(alias="x-ignored", description="On the terminal record: fields of the body nobody knows, by commas."),
+    ] = None
+    traceparent: Annotated[str | None, Field(description="Of the prompt.")] = None
 
 
 REPLIES: dict[str, type[BaseModel]] = {
