@@ -28,6 +28,7 @@ Priority = Literal["urgent", "standard", "bulk"]
 class Route(BaseModel):
     """Prompts of the `topics`, or of all topics that `pattern` matches from end to end.
 
+    With `order: key` the prompts of one key of a partition run one after another, in their order; else in any order.
     The tenant is `tenant` or the pattern's group of that name; `output_topic` None is the shared reply topic.
     `reply_headers` stand on every reply, errors too: Spring's `__TypeId__`, for example.
     """
@@ -42,7 +43,7 @@ class Route(BaseModel):
     reply_mode: ReplyMode = "final"
     reply_headers: dict[HeaderName, HeaderText] = Field(default_factory=dict, max_length=MAX_REPLY_HEADERS)
     trust_tenant: bool = False
-    order: Literal["none"] = "none"  # "key" is refused until the worker runs the prompts of one key one by one
+    order: Literal["none", "key"] = "none"
 
     @model_validator(mode="after")
     def _one_way_to_match(self) -> Self:
@@ -117,6 +118,11 @@ class RouteTable(BaseModel):
             if found is not None:
                 return found
         return None
+
+    def is_ordered(self, topic: str) -> bool:
+        """Whether the prompts of one key of this topic run one after another."""
+        route = self.match(topic)
+        return route is not None and route.order == "key"
 
     @property
     def topics(self) -> frozenset[str]:

@@ -1,10 +1,11 @@
 """Which of the records that were taken may start now. A pure decision; knows neither Kafka nor jobs."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from worker.broker.api import Record, TopicPartition
+from worker.key_order import KeyOrder
 from worker.lease import Answered, AnsweredBook
 from worker.offsets import OffsetTracker
 
@@ -38,15 +39,24 @@ class Start(NamedTuple):
 
 
 class Admission:
-    """Holds records back while they are leased to a former owner, and all others while suspects run alone.
+    """Holds records back while they are leased to a former owner or an earlier one of their key is not answered, and
+    all others while suspects run alone.
 
     Suspects run one at a time, those with the fewest deaths first, so that a stop from outside meets a different
     prompt each time. For `GATHER_SECONDS` after an assignment nothing starts that would run beside suspects which
     are still to come.
     """
 
-    def __init__(self, tracker: OffsetTracker, policy: AdmissionPolicy, answered: AnsweredBook) -> None:
+    def __init__(
+        self,
+        tracker: OffsetTracker,
+        policy: AdmissionPolicy,
+        answered: AnsweredBook,
+        is_ordered: Callable[[str], bool] = lambda topic: False,
+    ) -> None:
+        """`is_ordered` says of a topic whether its prompts of one key run one after another."""
         self._tracker = tracker
+        self._order = KeyOrder(is_ordered)
         self._answered = answered
         self._policy = policy
         self._held: dict[tuple[TopicPartition, int], Held] = {}
@@ -104,7 +114,9 @@ class Admission:
 
     def start(self, *, num_running: int, now: float, wall_ms: int) -> list[Start]:
         """What starts now; it is no longer held, and has `OffsetTracker.started` still to come."""
-        free = [held for held in self._held.values() if not self._is_leased(held, wall_ms)]
+        in_turn = self._order.may_start(held.record for held in self._held.values())
+        waiting = [held for held in self._held.values() if in_turn(held.record)]
+        free = [held for held in waiting if not self._is_leased(held, wall_ms)]
         marked = {self._key(held): deaths for held in free if (deaths := self._deaths(held)) is not None}
         starts = [
             Start(held, alone=False, quarantined=True)
@@ -122,7 +134,12 @@ class Admission:
             starts += [Start(held, alone=False, quarantined=False) for held in free if self._key(held) not in marked]
         for chosen in starts:
             del self._held[self._key(chosen.held)]
+            self._order.started(chosen.held.record)
         return starts
+
+    def ended(self, record: Record) -> None:
+        """What was started has ended: the next one of its key may start."""
+        self._order.ended(record)
 
     @staticmethod
     def _key(held: Held) -> tuple[TopicPartition, int]:

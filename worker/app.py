@@ -92,7 +92,7 @@ class WorkerApp:
         self._codec = MetadataCodec()
         self._answered = AnsweredBook()
         policy = AdmissionPolicy(settings.alone_after, settings.quarantine_after, settings.lease_seconds)
-        self._admission = Admission(self._tracker, policy, self._answered)
+        self._admission = Admission(self._tracker, policy, self._answered, self._routes.is_ordered)
         self._assignment = Assignment(
             self._tracker,
             self._admission,

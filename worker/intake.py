@@ -12,7 +12,7 @@ from worker.admission import Admission, Held, Start
 from worker.assignment import Assignment
 from worker.backlog import Backlog, estimated_tokens
 from worker.backpressure import Backpressure
-from worker.broker.api import Consumer, TopicPartition, UnreadableRecordsError
+from worker.broker.api import Consumer, Record, TopicPartition, UnreadableRecordsError
 from worker.clock import Clock
 from worker.fair_queue import FairQueue
 from worker.metrics import Metrics
@@ -101,8 +101,9 @@ class Intake:
             tp = min(candidates[cls], key=lambda tp: (self._last_polled.get(tp, 0), tp))
             await self._poll(tp, cls, wait_seconds)
 
-    def released(self) -> None:
+    def released(self, record: Record) -> None:
         """A request that was admitted has ended."""
+        self._admission.ended(record)
         self._num_running -= 1
         self._changed.set()
 

@@ -31,7 +31,7 @@ class RunningJobs:
         tracker: OffsetTracker,
         committer: Committer,
         *,
-        released: Callable[[], None],
+        released: Callable[[Record], None],
         answered: Callable[[Answered], None],
         lease_seconds: float,
     ) -> None:
@@ -90,7 +90,7 @@ class RunningJobs:
                 await self._tell_new_owner(record)
         finally:
             flight.record("end", now(), prompt=place)
-            self._released()
+            self._released(record)
 
     async def _tell_new_owner(self, record: Record) -> None:
         key, value = done_record(record)

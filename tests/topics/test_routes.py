@@ -62,10 +62,12 @@ def test_a_table_that_cannot_work_is_refused(fields: dict[str, object]) -> None:
         RouteTable.model_validate({"routes": [fields]})
 
 
-def test_an_order_that_the_worker_does_not_keep_is_refused() -> None:
-    """`order: key` is an error at start, not a promise that nobody keeps."""
+def test_an_order_is_that_of_a_route_and_one_that_nobody_keeps_is_refused() -> None:
+    """`order: key` holds for the topics of its route and for no others."""
+    table = RouteTable(routes=(Route(topics=("a",), order="key"), Route(topics=("b",))))
+    assert [table.is_ordered(topic) for topic in ("a", "b", "c")] == [True, False, False]
     with pytest.raises(ValueError, match="order"):
-        Route.model_validate({"topics": ["a"], "order": "key"})
+        Route.model_validate({"topics": ["a"], "order": "arrival"})
 
 
 @pytest.mark.parametrize(

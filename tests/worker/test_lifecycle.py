@@ -85,7 +85,7 @@ async def test_a_send_that_fails_for_a_moment_is_sent_again(rig, prompt):
 async def test_a_reply_that_cannot_be_delivered_becomes_a_dead_letter(rig, prompt):
     """An answer that nobody can take does not wedge the partition."""
     await rig.send(prompt(), x_request_id="r")
-    rig.broker.fail_next("send", TopicNotAvailableError("deleted"))
+    rig.broker.fail_next("send", TopicNotAvailableError("deleted"), topic=rig.names.replies)
     await rig.serve_all()
     (letter,) = rig.dead_letters()
     assert dict(letter.headers)["__connect.errors.exception.class.name"] == b"ReplyUndeliverable"
