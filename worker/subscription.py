@@ -29,9 +29,16 @@ def check_partition_counts(counts: Mapping[str, int]) -> None:
         )
 
 
+def _warn_of_fewer_partitions(topics: Collection[str], counts: Mapping[str, int]) -> None:
+    most = max((counts[topic] for topic in topics if topic in counts), default=0)
+    if fewer := {topic: counts[topic] for topic in sorted(topics) if counts.get(topic, most) < most}:
+        log.warning("topics with fewer partitions than others: not every worker holds one", topics=fewer, others=most)
+
+
 class Subscription:
     """A `Consumer` of all topics of a route table. Topics named in it must have equal partition counts at the start;
-    where a route has a pattern, `run` looks for new topics and joins the group again with them."""
+    where a route has a pattern, `run` looks for new topics and joins the group again with them. Those with fewer
+    partitions than others are named by a warning: who may create a topic must not be able to stop the workers."""
 
     def __init__(
         self,
@@ -59,7 +66,9 @@ class Subscription:
         """Raises UnequalPartitionsError and BrokerError."""
         counts = await self._admin.partition_counts()
         check_partition_counts({topic: counts[topic] for topic in self._routes.topics if topic in counts})
-        await self._subscribe(self._matching(counts))
+        topics = self._matching(counts)
+        _warn_of_fewer_partitions(topics, counts)
+        await self._subscribe(topics)
 
     async def run(self) -> None:
         """Follow the patterns until cancelled; returns at once where there are none."""
@@ -74,9 +83,11 @@ class Subscription:
         """Join the group again if topics came that a route matches. Raises BrokerError."""
         if self._left:
             return
-        topics = self._matching(await self._admin.partition_counts())
+        counts = await self._admin.partition_counts()
+        topics = self._matching(counts)
         if topics <= self._topics:
             return
+        _warn_of_fewer_partitions(topics, counts)
         async with self._polling:
             log.info("new prompt topics", topics=sorted(topics - self._topics))
             before = self._consumer

@@ -114,3 +114,16 @@ async def test_a_topic_created_later_is_assigned(broker: MemoryBroker) -> None:
     assert len(consumer.assignment()) == 2
     await broker.admin().delete_topics(["later"])
     assert consumer.assignment() == frozenset()
+
+
+async def test_a_reader_is_at_the_end_of_a_log_that_ends_in_a_gap(broker: MemoryBroker) -> None:
+    """Whoever waits for the end of a topic does not wait for offsets that hold no record."""
+    await broker.create_topics(NewTopic(TP.topic, 1))
+    producer, reader = broker.producer(), broker.reader([TP.topic], from_beginning=True)
+    await producer.start()
+    await producer.send(TP.topic, b"only")
+    broker.leave_gap(TP, 3)
+    await reader.start()
+    assert not await reader.at_end()
+    assert [record.value for record in await reader.poll(10, 0)] == [b"only"]
+    assert await reader.at_end()

@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from topics.routes import Route, RouteTable
 from worker.broker.api import BrokerUnavailableError, NewTopic
@@ -82,3 +83,18 @@ async def test_a_new_topic_is_joined_again_after_a_start_that_failed():
         await subscription.refresh()
     await subscription.refresh()
     assert joined == [["tenants.a"], ["tenants.a", "tenants.b"], ["tenants.a", "tenants.b"]]
+
+
+async def test_matched_topics_with_fewer_partitions_are_named_and_served(rig, prompt):
+    """At the start and when one comes later; whoever may create a topic cannot stop the workers with it."""
+    await rig.broker.create_topics(NewTopic("tenants.a", 1), NewTopic("tenants.b", 2))
+    routes = RouteTable(routes=(Route(topics=rig.names.all_prompts), Route(pattern=r"tenants\.[a-z]+")))
+    with capture_logs() as logs:
+        app = rig.app(routes=routes)
+        async with rig.running(app):
+            await rig.producer.send("tenants.a", prompt())
+            await rig.until_replied("tenants.a-0-0")
+            await rig.broker.create_topics(NewTopic("tenants.c", 1))
+            await app.subscription.refresh()
+    told = [line["topics"] for line in logs if line["event"].startswith("topics with fewer partitions")]
+    assert told == [{"tenants.a": 1}, {"tenants.a": 1, "tenants.c": 1}]
