@@ -52,7 +52,6 @@ from worker.tails import empty_tails
 from worker.watchdog import Watchdog
 
 LEAVE_SECONDS = 10.0
-AT_ONCE_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +74,7 @@ class WorkerApp:
         self._names = settings.names
         self._routes = settings.route_table
         self._stop = asyncio.Event()
-        self._leave_seconds = LEAVE_SECONDS
+        self._hurry = asyncio.Event()
         self._handing_over = False
         self._jobs: RunningJobs | None = None
         self._classes: dict[str, PriorityClass] = {}
@@ -163,7 +162,7 @@ class WorkerApp:
         over now, and the broker gets a second to take the last commit. Idempotent."""
         self._stop.set()
         if at_once:
-            self._leave_seconds = AT_ONCE_SECONDS
+            self._hurry.set()
             if self._jobs is not None:
                 self._jobs.abort()
 
@@ -228,7 +227,7 @@ class WorkerApp:
                     if self._handing_over:
                         grace = self._settings.lease_seconds
                         running = jobs.prompts  # before the commit: whatever ends after it is told
-                        await bounded(self._subscription.hand_over, self._leave_seconds)
+                        await bounded(self._subscription.hand_over, LEAVE_SECONDS, self._hurry)
                         handover.handed_over(running)
                     await jobs.drain(grace)
                 for task in background:
@@ -251,9 +250,9 @@ class WorkerApp:
 
     async def _leave(self) -> None:
         """Give the broker and the engine up, each within its time."""
-        await bounded(self._engine.close, self._leave_seconds)
+        await bounded(self._engine.close, LEAVE_SECONDS, self._hurry)
         clients = (self._control, self._producers.named, self._producers.own, self._subscription, self._admin)
-        await asyncio.gather(*(bounded(client.stop, self._leave_seconds) for client in clients))
+        await asyncio.gather(*(bounded(client.stop, LEAVE_SECONDS, self._hurry) for client in clients))
 
     def _take_done(self, record: Record) -> None:
         told = parse_done(record)
@@ -268,13 +267,16 @@ class WorkerApp:
 
     async def _commit_at_last(self, *, must: bool) -> None:
         """The last commit, within the grace: what it does not reach is answered again by the next worker."""
+        error: BrokerError | None = None
+        seconds = min(LEAVE_SECONDS, self._settings.grace_seconds)
         try:
-            async with asyncio.timeout(min(self._leave_seconds, self._settings.grace_seconds)):
-                await self._committer.commit()
-        except (BrokerError, TimeoutError) as error:
-            if must:
-                raise BrokerUnavailableError("the last commit was not acknowledged") from error
-            log.warning("the last commit was not acknowledged", error=type(error).__name__)
+            if await bounded(self._committer.commit, seconds, self._hurry):
+                return
+        except BrokerError as refused:
+            error = refused
+        if must:
+            raise BrokerUnavailableError("the last commit was not acknowledged") from error
+        log.warning("the last commit was not acknowledged", error=str(error or "in time"))
 
     def _class_of(self, topic: str) -> PriorityClass:
         if topic not in self._classes:  # asked for every partition before every poll

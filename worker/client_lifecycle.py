@@ -1,7 +1,7 @@
 """Starts clients of the broker with patience, and leaves them without waiting for ever."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 import structlog
@@ -10,6 +10,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from worker.broker.api import BrokerUnavailableError
 
 START_SECONDS = 60.0
+HURRY_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -30,13 +31,23 @@ async def started(client: _Client) -> None:
             await client.start()
 
 
-async def bounded(leave: Callable[[], Awaitable[None]], seconds: float) -> None:
-    """Await `leave`, and go on without it when it takes longer."""
+async def bounded(leave: Callable[[], Coroutine[Any, Any, None]], seconds: float, hurry: asyncio.Event) -> bool:
+    """Await `leave`, and go on without it when it takes longer, or a second after `hurry` was set; whether it ended.
+    Raises what it raises."""
+    leaving, hurrying = asyncio.ensure_future(leave()), asyncio.ensure_future(hurry.wait())
     try:
-        async with asyncio.timeout(seconds):
-            await leave()
-    except TimeoutError:
-        log.warning("left behind", what=getattr(leave, "__qualname__", repr(leave)), seconds=seconds)
+        await asyncio.wait({leaving, hurrying}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if hurrying.done():
+            await asyncio.wait({leaving}, timeout=min(seconds, HURRY_SECONDS))
+        if leaving.done():
+            await leaving
+            return True
+        log.warning("left behind", what=getattr(leave, "__qualname__", repr(leave)))
+        return False
+    finally:
+        for task in (leaving, hurrying):
+            task.cancel()
+        await asyncio.gather(leaving, hurrying, return_exceptions=True)
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -3,6 +3,7 @@
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ sys.path.append(str(Path(__file__).parent))  # the harness is no package: nothin
 from broker import KafkaServer
 from ledger import Ledger, Row
 from proxy import KafkaProxy
+from secured import SecuredKafka
 from workers import Workers
 
 from worker.provision import create_topics, topics_of
@@ -21,8 +23,21 @@ ROWS: list[Row] = []
 
 
 @pytest.fixture
-async def ledger(kafka: KafkaServer) -> AsyncIterator[Ledger]:
-    ledger = Ledger(kafka.bootstrap_servers, f"d{uuid.uuid4().hex[:8]}")
+def prefix() -> str:
+    """Of the topics and the group of this drill."""
+    return f"d{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+async def ledger(kafka: KafkaServer, prefix: str) -> AsyncIterator[Ledger]:
+    async with opened(kafka.bootstrap_servers, prefix) as ledger:
+        yield ledger
+
+
+@asynccontextmanager
+async def opened(bootstrap_servers: str, prefix: str) -> AsyncIterator[Ledger]:
+    """A ledger with its topics on this Kafka."""
+    ledger = Ledger(bootstrap_servers, prefix)
     await create_topics(ledger.broker.admin(), topics_of(ledger.names, max_body_bytes=4_000_000))
     await ledger.start()
     yield ledger
@@ -30,8 +45,16 @@ async def ledger(kafka: KafkaServer) -> AsyncIterator[Ledger]:
 
 
 @pytest.fixture
-def workers(ledger: Ledger, tmp_path: Path) -> Iterator[Workers]:
-    workers = Workers(ledger.names.prefix, tmp_path)
+async def secured(kafka_tools: None, tmp_path: Path, prefix: str) -> AsyncIterator[tuple[SecuredKafka, Ledger]]:
+    """A Kafka that asks who is there, and a ledger that may do everything on it."""
+    with SecuredKafka(tmp_path / "secured") as server:
+        async with opened(server.bootstrap_servers, prefix) as ledger:
+            yield server, ledger
+
+
+@pytest.fixture
+def workers(prefix: str, tmp_path: Path) -> Iterator[Workers]:
+    workers = Workers(prefix, tmp_path)
     yield workers
     workers.stop()
 
@@ -43,11 +66,11 @@ async def proxy(kafka: KafkaServer) -> AsyncIterator[KafkaProxy]:
 
 
 @pytest.fixture
-def passed(ledger: Ledger) -> Callable[..., None]:
+def passed(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Ends a drill: nothing lost, every answer right, no more duplicates than the fault allows; adds its line."""
 
-    def check(fault: str, *, max_duplicates: int = 0) -> None:
-        row = ledger.row(fault)
+    def check(fault: str, *, max_duplicates: int = 0, ledger: Ledger | None = None) -> None:
+        row = (ledger or request.getfixturevalue("ledger")).row(fault)
         ROWS.append(row)
         assert row.num_lost == 0, row
         assert row.num_right == row.num_sent, row

@@ -74,7 +74,15 @@ class Workers:
         self._folder = folder
         self.all: list[Worker] = []
 
-    def start(self, bootstrap_servers: str, *, environ: dict[str, str] | None = None, **flags: object) -> Worker:
+    def start(
+        self,
+        bootstrap_servers: str,
+        *,
+        environ: dict[str, str] | None = None,
+        log_folder: Path | None = None,
+        program: tuple[str, ...] = ("-m", "worker"),
+        **flags: object,
+    ) -> Worker:
         port, metrics_port = free_ports(2)
         given = {
             "engine": "scripted",
@@ -87,10 +95,10 @@ class Workers:
             "session-timeout-seconds": 6,
             **{name.replace("_", "-"): value for name, value in flags.items()},
         }
-        command = [sys.executable, "-m", "worker", "worker"]
+        command = [sys.executable, *program, "worker"]
         for name, value in given.items():
-            command += [f"--{name}", str(value)]
-        log = self._folder / f"worker{len(self.all)}.log"
+            command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        log = (log_folder or self._folder) / f"worker{len(self.all)}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **(environ or {})})
         self.all.append(Worker(process, log, port, metrics_port))

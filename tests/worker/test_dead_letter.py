@@ -100,7 +100,7 @@ async def test_values_are_kept_or_replaced_by_their_digest_tenant_by_tenant(rig)
 
 async def test_a_value_too_large_for_the_dead_letter_topic_is_replaced_by_its_digest(rig):
     """The headers are kept, so that the client can be found."""
-    rig.broker.fail_next("send", MessageTooLargeError("large"))
+    rig.broker.fail_next("send", MessageTooLargeError("large"), topic=rig.names.dead_letter)
     await DeadLetters(rig.producer, rig.names.dead_letter, give_up_seconds=1).write(PROMPT, "InvalidMessage", "why")
     (record,) = rig.dead_letters()
     assert record.value is None

@@ -77,7 +77,7 @@ async def test_a_deadline_ends_a_running_stream(rig, prompt):
 async def test_a_send_that_fails_for_a_moment_is_sent_again(rig, prompt):
     """The reply arrives once the broker is back."""
     await rig.send(prompt(), x_request_id="r")
-    rig.broker.fail_next("send", BrokerUnavailableError("away"), 2)
+    rig.broker.fail_next("send", BrokerUnavailableError("away"), 2, topic=rig.names.replies)
     await rig.serve_all()
     assert rig.answer("r")
 

@@ -27,7 +27,7 @@ def attempts(replies: list) -> list[bytes]:
 async def test_a_wedged_producer_costs_an_attempt_and_no_answer(rig, prompt, mode, operation):
     """Before the append and after it: another producer says the same in a new attempt, and the worker goes on."""
     await rig.send(prompt("[[tokens=40]]"), x_request_id="r", x_reply_mode=mode)
-    rig.broker.fail_next(operation, ProducerWedgedError("out of order"))
+    rig.broker.fail_next(operation, ProducerWedgedError("out of order"), topic=rig.names.replies)
     await rig.serve_all()
     await rig.send(prompt("and then"), x_request_id="s")
     await rig.serve_all()
@@ -48,7 +48,7 @@ async def test_kept_text_is_sent_again_together_and_nothing_is_generated_again(r
 
         async def sending(topic, *args, **options):
             if topic == rig.names.replies and next(wedge, False):
-                rig.broker.fail_next("ack", ProducerWedgedError("fenced"))
+                rig.broker.fail_next("ack", ProducerWedgedError("fenced"), topic=rig.names.replies)
             return await send(topic, *args, **options)
 
         inner.send = sending
