@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from topics.header_help import HEADER_HELP
 from topics.headers import ALIASES, REPLY_MODES
 from topics.names import PRIORITY_CLASSES, TopicNames
+from topics.progress import ProgressBody, ProgressHeaders
 from topics.reply_bodies import REPLIES, ReplyHeaders
 from topics.requests import OPERATIONS
 
@@ -28,10 +29,12 @@ def asyncapi_document(names: TopicNames | None = None) -> dict[str, Any]:
     names = names or TopicNames()
     schemas: dict[str, Any] = {"RequestHeaders": _request_headers()}
     models: list[type[BaseModel]] = [*OPERATIONS.values(), *REPLIES.values(), ReplyHeaders]
+    models += [ProgressBody, ProgressHeaders]
     for model in models:
         _add_schema(schemas, model)
     requests = {model.__name__: _message(model.__name__, "RequestHeaders") for model in OPERATIONS.values()}
     replies = {name: _message(name, "ReplyHeaders") for name in REPLIES}
+    replies["ProgressBody"] = _message("ProgressBody", "ProgressHeaders")
     prompts = {f"prompts-{name}": names.prompts(name) for name in PRIORITY_CLASSES}
     return {
         "asyncapi": "3.0.0",

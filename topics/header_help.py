@@ -17,6 +17,7 @@ HEADER_HELP: Mapping[str, str] = {
     "traceparent": "W3C trace context; it returns with every reply. A bad one is ignored.",
     "content_encoding": "`zstd` where the value is packed; limits count unpacked bytes.",
     "content_type": "`application/json` when not given.",
+    "progress": "`1` asks for events `accepted`, `started` and `heartbeat` (`x-event`); not with `kafka_*` headers.",
     "replay": "`1` on a prompt that an operator sends again: what is remembered of its id does not count.",
 }
 """Field of `topics.headers.ALIASES` -> its meaning."""

@@ -41,6 +41,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "traceparent": ("traceparent",),
     "content_encoding": ("content-encoding",),
     "content_type": ("content-type",),
+    "progress": ("x-progress",),
     "replay": ("x-replay",),
 }
 """Field -> header names in lower case; names are compared without case."""
@@ -57,6 +58,7 @@ class RequestHeaders:
 
     `speaks_spring`: the client uses `kafka_*` reply headers, so it takes the first record as the answer.
     `nest_text_ids`: it uses them with text ids, as NestJS does, and waits for an end marker.
+    `progress`: it wants to hear of its state before the answer comes.
     `replay`: an operator sends it again, so what is remembered of its id does not count.
     """
 
@@ -79,6 +81,7 @@ class RequestHeaders:
     content_type: str | None = None
     speaks_spring: bool = False
     nest_text_ids: bool = False
+    progress: bool = False
     replay: bool = False
 
 
@@ -162,5 +165,6 @@ def _read(found: Mapping[str, FoundHeader], attempt: _Attempt) -> RequestHeaders
         content_type=attempt(values.lower, found.get("content_type")),
         speaks_spring=spring,
         nest_text_ids=nest,
+        progress=attempt(values.one_of(("0", "1")), found.get("progress")) == "1",
         replay=attempt(values.one_of(("0", "1")), found.get("replay")) == "1",
     )

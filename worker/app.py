@@ -40,6 +40,7 @@ from worker.lease import Answered, AnsweredBook, parse_done
 from worker.metrics import Metrics
 from worker.offsets import OffsetTracker
 from worker.prefill_chunk import PrefillChunks
+from worker.progress import ProgressBook
 from worker.quotas import Quotas
 from worker.renewing_producer import ResendingProducer
 from worker.replies.producers import ReplyProducers
@@ -112,6 +113,7 @@ class WorkerApp:
         )
         self._committer = Committer(self._subscription, self._tracker, self._codec)
         self._assignment.bind(self._subscription, self._committer)
+        self._progress = ProgressBook(clock, heartbeat_seconds=settings.progress_heartbeat_seconds)
         self._backlog = Backlog(self._tracker)
         self._intake = Intake(
             self._subscription,
@@ -217,6 +219,7 @@ class WorkerApp:
                         self._subscription.run(),
                         self._watchdog.run(self._subscription),
                         backlog.run(),
+                        self._progress.run(),
                         self._producers.own.run(),
                         self._producers.named.run(),
                     )
@@ -309,6 +312,7 @@ class WorkerApp:
             cancels=self._cancels,
             identities=Identities(),
             runs=SharedRuns(),
+            progress=self._progress,
             quotas=Quotas(settings.tenant_quotas),
             prefill_chunks=PrefillChunks.of_setting(settings.prefill_chunk_hook),
             control_topic=names.control,

@@ -13,6 +13,7 @@ from engine.api import Delta, GenerateRequest, PriorityClass, Usage
 from topics.codec import PromptRequest, decode
 from topics.errors import ErrorCode, InvalidMessage
 from topics.headers import ALIASES, DEFAULT_OPERATION, ReplyMode, RequestHeaders, parse_headers
+from topics.progress import progress_record
 from topics.replies import ReplyContext
 from topics.routes import Route
 from worker.admission import Held
@@ -61,6 +62,7 @@ class Job:
         self._attempt = new_attempt()
         self._replier: Replier | None = None
         self._leads: SharedRun | None = None
+        self._progress = services.progress.follow(PriorityClass(route.priority), self._tally.began, None)
 
     async def run(self) -> None:
         told = False
@@ -69,6 +71,7 @@ class Job:
                 await self._run()
             told = True
         finally:
+            self._progress.ended()
             if self._leads is not None:
                 self._services.runs.end(self._leads, told=told)
             if self._replier is not None:
@@ -111,7 +114,18 @@ class Job:
         if services.cancels.is_cancelled(envelope.cancel_key):
             raise RequestCancelled
         with self._listening(watch):
+            if headers.progress and not headers.speaks_spring:
+                await self._follow_progress(prompt)
             return await self._run_or_follow(prompt, headers, watch)
+
+    async def _follow_progress(self, prompt: PromptRequest) -> None:
+        sink, context = self._sink(), self._context(prompt.operation)
+        self._progress = self._services.progress.follow(
+            PriorityClass(self._envelope.route.priority),
+            self._tally.began,
+            lambda event, wait_ms: sink.send(progress_record(context, event, wait_ms)),
+        )
+        await self._progress.accepted()
 
     async def _run_or_follow(
         self, prompt: PromptRequest, headers: RequestHeaders, watch: DeltaWatch
@@ -151,9 +165,11 @@ class Job:
         async with aclosing(cast(AsyncGenerator[Delta, None], source)) as deltas:
             while (delta := await watch.next(deltas)) is not None:
                 self._tally.add(delta)
+                await self._progress.token()
                 if self._leads is not None:
                     self._leads.add(delta)
                 await replier.send(delta)
+        self._progress.ended()
         return await replier.finish()
 
     async def _off_the_loop(self, work: Callable[[], T]) -> T:
@@ -222,6 +238,7 @@ class Job:
 
     async def _end(self, error: Exception) -> None:
         """The end of a request without an answer: error reply, and a dead letter for what can never be served."""
+        self._progress.ended()
         spent = self._tally.spent
         ours = Usage(0, 0) if self._leads is None else spent
         if isinstance(error, ReplyUndeliverable):

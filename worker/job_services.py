@@ -11,6 +11,7 @@ from worker.dead_letter import DeadLetters
 from worker.identities import Identities
 from worker.metrics import Metrics
 from worker.prefill_chunk import PrefillChunks
+from worker.progress import ProgressBook
 from worker.quotas import Quotas
 from worker.replies.producers import ReplyProducers
 from worker.replies.routes import ReplyRoutes
@@ -57,6 +58,7 @@ class JobServices:
     identities: Identities
     runs: SharedRuns
     quotas: Quotas
+    progress: ProgressBook
     prefill_chunks: PrefillChunks
     control_topic: str
     clock: Clock

@@ -129,6 +129,7 @@ class Settings(BaseSettings):
     first_token_timeout_ms: Count = 60_000
     stream_coalesce_ms: Annotated[int, Field(ge=0)] = 20
     stream_coalesce_tokens: Count = 8
+    progress_heartbeat_seconds: Seconds = 5.0
     reply_give_up_seconds: Seconds = 60.0
 
     block_size: Count = 16

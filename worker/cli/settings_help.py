@@ -74,6 +74,7 @@ SETTINGS_HELP = {
     "first_token_timeout_ms": "Longest time to the first token.",
     "stream_coalesce_ms": "Wait so long to put more tokens into one chunk.",
     "stream_coalesce_tokens": "A chunk of so many tokens is sent at once.",
+    "progress_heartbeat_seconds": "Time between two heartbeats of a request with x-progress.",
     "reply_give_up_seconds": "Longest time to try to write a reply.",
     "block_size": "Tokens in a block of the KV cache.",
     "num_blocks": "Blocks of the KV cache.",
