@@ -5,6 +5,7 @@ Knows the compiler and the cache directory; knows no operation.
 
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+
+_log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "src"
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -61,6 +64,7 @@ def build_variant(variant: str, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         with _locked(directory / f"{library.name}.lock"):
             if not library.exists():  # another process may have built it meanwhile
+                _log.warning("compiling the operations of this CPU (%s), once: it takes a minute or two", variant)
                 _compile(compiler, variant, library)
     except OSError as error:
         raise BuildError(f"cannot build in {directory}: {error}") from error
