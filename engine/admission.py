@@ -55,11 +55,13 @@ class Admission:
 
     def may_take(self, request: Request, num_blocks: int, running: Sequence[Request]) -> bool:
         """Whether a running request may take so many more blocks now."""
+        if not num_blocks:
+            return True
         num_kept = self._num_kept_blocks(request, running) if len(running) > 1 else 0
         return num_blocks + num_kept <= self._cache.pool.num_free
 
     def _num_kept_blocks(self, request: Request, running: Sequence[Request]) -> int:
-        if request.priority is PriorityClass.URGENT:
+        if request.priority is PriorityClass.URGENT or not self._config.urgent_reserved_blocks:
             return 0
         num_held = sum(len(r.blocks) for r in running if r.priority is PriorityClass.URGENT)
         return max(0, self._config.urgent_reserved_blocks - num_held)

@@ -22,6 +22,7 @@ from engine.waiting_queue import WaitingQueue
 MAX_PROMISE_WAITS = 32
 MAX_FAILED_STEPS = 2
 MAX_SQUEEZE_LOOKS = 16
+NUM_REST_STEPS = 4
 
 
 @dataclass(slots=True)
@@ -63,6 +64,9 @@ class Scheduler:
         self._scheduled: dict[str, int] = {}
         self._parked: frozenset[str] = frozenset()
         self._num_batches = 0
+        self._num_left = 0
+        self._num_rest_steps = 0
+        self._changes = (0, 0)
 
     def __repr__(self) -> str:
         counts = f"running={len(self.running)}, waiting={len(self.waiting)}, loading={len(self.loads)}"
@@ -115,7 +119,8 @@ class Scheduler:
         self.loads.take_landed()
         self.loads.start(now)
         self._make_room_for_urgent(now)
-        suspect = next((r for r in self.policy.order([*self.running, *self.waiting], now) if r.num_failed_steps), None)
+        suspects = [request for request in (*self.running, *self.waiting) if request.num_failed_steps]
+        suspect = min(suspects, key=lambda request: self.policy.key(request, now), default=None)
         if suspect is not None and suspect.status is RequestStatus.WAITING:
             self._make_room_for_suspect(suspect, now)
         budget = StepBudget(
@@ -239,8 +244,11 @@ class Scheduler:
 
     def _admit(self, rows: list[ScheduledRow], budget: StepBudget, now: float) -> None:
         """Start waiting requests in order. Behind the first that finds no blocks only shorter ones may start, and no
-        longer than ageing lets the first wait."""
-        lane = not any(request.has_lane for request in self.running)
+        longer than ageing lets the first wait. While nobody comes or goes it is not tried again in each step."""
+        if self._num_rest_steps and self._changes == (self.waiting.num_added, self._num_left):
+            self._num_rest_steps -= 1
+            return
+        lane, is_held = not any(request.has_lane for request in self.running), False
         order = self.waiting.in_order(now, is_lane_free=lane)
         for place, request in enumerate(order):
             if not budget.has_prefill_room:
@@ -248,7 +256,8 @@ class Scheduler:
             if self._waits(request):
                 continue
             if self._admission.is_held_back(request, self.running):
-                self.decisions[Decision.HELD_BACK] += 1
+                self.decisions[Decision.HELD_BACK] += not is_held
+                is_held = True
                 continue
             if not self._admission.has_slot(request, self.running):
                 return
@@ -259,12 +268,13 @@ class Scheduler:
                 continue
             if now - request.arrival_seconds < self.policy.ageing_seconds:
                 self._squeeze_in(request, order[place + 1 :], budget, rows)
+            self._changes, self._num_rest_steps = (self.waiting.num_added, self._num_left), NUM_REST_STEPS
             return
 
     def _squeeze_in(self, head: Request, behind: list[Request], budget: StepBudget, rows: list[ScheduledRow]) -> None:
         """Start what is shorter than the head and fits although the head does not."""
         for request in islice(behind, MAX_SQUEEZE_LOOKS):
-            if not self._admission.has_slot(request, self.running):
+            if not (budget.has_prefill_room and self._admission.has_slot(request, self.running)):
                 return
             if self._num_tokens_at_end(request) >= self._num_tokens_at_end(head) or self._waits(request):
                 continue
@@ -343,6 +353,7 @@ class Scheduler:
         return ScheduledRow.of(request, num_new)
 
     def _vacate(self, request: Request) -> None:
+        self._num_left += 1
         assert request.tail_slot is not None, f"{request!r} runs without a tail slot"
         self._tail_slots.append(request.tail_slot)
         request.tail_slot = None

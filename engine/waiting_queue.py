@@ -15,6 +15,7 @@ class WaitingQueue:
     def __init__(self, policy: PriorityPolicy, tenants: TenantCounters) -> None:
         self._policy = policy
         self._tenants = tenants
+        self.num_added = 0
         self._requests: list[Request] = []
 
     def __repr__(self) -> str:
@@ -27,6 +28,7 @@ class WaitingQueue:
         return iter(self._requests)
 
     def add(self, request: Request) -> None:
+        self.num_added += 1
         self._requests.append(request)
 
     def remove(self, request: Request) -> None:
