@@ -13,7 +13,7 @@ from engine.cache.segments import Place, SegmentStore
 from engine.cache.transfers import Load, TransferCounters
 from engine.errors import CacheStoreFullError
 
-ONE_BLOCK = memoryview(b"\0")  # every record is one byte long, so the capacity is in blocks
+ONE_BLOCK = memoryview(b"\0")  # a record counts one, so the capacity is in blocks
 
 
 @dataclass(slots=True)
@@ -38,13 +38,13 @@ class VirtualStore:
         return self._used[number]
 
     def append(self, record: memoryview) -> Place:
-        if self._last < 0 or self._used[self._last] + len(record) > self.segment_bytes:
+        if self._last < 0 or self._used[self._last] >= self.segment_bytes:
             if (len(self._used) + 1) * self.segment_bytes > self.capacity_bytes:
                 raise CacheStoreFullError
             self._last += 1
             self._used[self._last] = 0
-        place = Place(self._last, self._used[self._last], len(record))
-        self._used[self._last] += len(record)
+        place = Place(self._last, self._used[self._last], 1)
+        self._used[self._last] += 1
         return place
 
     def read(self, place: Place, block_hash: BlockHash, buffer: memoryview) -> tuple[RecordHeader, memoryview]:
@@ -103,4 +103,4 @@ def virtual_ssd(num_blocks: int, *, second_touch: bool, block_seconds: float, to
     """An SSD of so many blocks, in segments of a 64th."""
     store = cast(SegmentStore, VirtualStore(num_blocks, max(1, num_blocks // 64)))
     cost = TransferCost(block_seconds=block_seconds, token_seconds=token_seconds)
-    return VirtualTransfers(DiskTier([store], second_touch=second_touch), cost)
+    return VirtualTransfers(DiskTier([store], second_touch=second_touch, is_open=True), cost)
