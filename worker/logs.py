@@ -4,16 +4,18 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TextIO
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
 
 import structlog
 
 
 def configure_logs(level: str = "info", *, log_format: str = "auto", stream: TextIO | None = None) -> None:
-    """Set up logging of the process once, libraries' lines too; `auto` is lines on a terminal and JSON elsewhere."""
-    out = stream or sys.stderr
-    console = log_format == "console" or (log_format == "auto" and out.isatty())
+    """Set up logging of the process once, libraries' lines too; `auto` is lines on a terminal and JSON elsewhere.
+    A line that finds no room on its disk is lost, and costs nothing else."""
+    wanted = stream or sys.stderr
+    console = log_format == "console" or (log_format == "auto" and wanted.isatty())
+    out = cast(TextIO, _Lossy(wanted))
     renderer: Any = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Any] = [
@@ -36,6 +38,22 @@ def configure_logs(level: str = "info", *, log_format: str = "auto", stream: Tex
         )
     )
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[libraries])
+
+
+class _Lossy:
+    """What a logger writes to; a failure to write is nobody's failure."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def frames_of(error: BaseException) -> str:

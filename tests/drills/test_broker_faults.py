@@ -12,7 +12,7 @@ from proxy import Action, ApiKey, KafkaError
 
 from worker.broker.api import TopicPartition
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(420)]
 
 STREAM = "tell [[tokens=60]] [[slow]]"
 SHORT = "tell [[tokens=20]]"
@@ -114,7 +114,7 @@ async def test_produce_connection_cut_after_the_request_was_sent(proxy, ledger, 
     await ledger.send(12, STREAM)
     await ledger.until_streaming(12)
     rule = proxy.rule(ApiKey.PRODUCE, Action.CUT, times=3)
-    await asyncio.wait_for(rule.hit.wait(), 30)
+    await asyncio.wait_for(rule.hit.wait(), 90)
     ledger.fault()
     await ledger.until_settled()
     await ledger.until_committed()
@@ -148,7 +148,7 @@ async def test_errors_of_the_coordinator(proxy, ledger, workers, passed):
         if key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP):  # asked only in a rebalance
             proxy.rule(ApiKey.HEARTBEAT, Action.FAIL, error=KafkaError.REBALANCE_IN_PROGRESS)
         ledger.fault()
-        await ledger.until(rule.hit.is_set, seconds=30, what=f"{error.name} on {key.name}")
+        await ledger.until(rule.hit.is_set, seconds=90, what=f"{error.name} on {key.name}")
         await ledger.until_settled()
         proxy.clear()
     await ledger.until_committed(seconds=60.0)
@@ -164,7 +164,7 @@ async def test_a_wedged_producer(proxy, ledger, workers, passed):
     await ledger.until_streaming(12)
     rule = proxy.rule(ApiKey.PRODUCE, Action.FAIL, error=KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER)
     ledger.fault()
-    await ledger.until(rule.hit.is_set, seconds=30, what="a broken sequence")
+    await ledger.until(rule.hit.is_set, seconds=90, what="a broken sequence")
     await ledger.until_settled()
     await ledger.until_committed()
     assert ledger.num_twice >= 1

@@ -9,7 +9,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from worker.broker.api import NewTopic
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(420)]
 
 STREAM = "tell [[tokens=60]] [[slow]]"
 SHORT = "tell [[tokens=20]]"
@@ -130,7 +130,7 @@ async def test_metadata_copied_under_a_lower_offset(kafka, ledger, workers, pass
     await ledger.send(1, "tell [[tokens=200]] [[slow]]")
     await ledger.send(8, SHORT)
     await ledger.until(
-        lambda: sum(entry.answer.settled for entry in ledger.entries.values()) == 8, seconds=30, what="8"
+        lambda: sum(entry.answer.settled for entry in ledger.entries.values()) == 8, seconds=90, what="8"
     )
     (where,) = {entry.where for entry in ledger.entries.values()}
     await ledger.until_metadata(where)

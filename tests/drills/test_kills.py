@@ -6,7 +6,7 @@ import signal
 import pytest
 from proxy import Action, ApiKey
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(420)]
 
 STREAM = "tell [[tokens=60]] [[slow]]"
 SHORT = "tell [[tokens=20]]"
@@ -49,7 +49,7 @@ async def test_kill_between_the_terminal_record_and_its_acknowledgement(kafka, p
     first = workers.start(f"127.0.0.1:{proxy.port}")
     rule = proxy.rule(ApiKey.PRODUCE, Action.WITHHOLD, containing=b"x-final")
     await ledger.send(1, SHORT)
-    await asyncio.wait_for(rule.hit.wait(), 30)
+    await asyncio.wait_for(rule.hit.wait(), 90)
     ledger.fault()
     await workers.kill(first)
     assert set((await ledger.committed()).values()) <= {0}  # a lease at most: nothing is committed past the prompt
@@ -68,7 +68,7 @@ async def test_kill_between_the_acknowledgement_and_the_commit(kafka, proxy, led
     rule = proxy.rule(ApiKey.OFFSET_COMMIT, Action.WITHHOLD)
     await ledger.send(12, SHORT)
     await ledger.until_settled()
-    await asyncio.wait_for(rule.hit.wait(), 30)
+    await asyncio.wait_for(rule.hit.wait(), 90)
     ledger.fault()
     await workers.kill(first)
     second = workers.start(kafka.bootstrap_servers)

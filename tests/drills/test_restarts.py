@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(420)]
 
 STREAM = "tell [[tokens=200]] [[slow]]"
 

@@ -104,7 +104,7 @@ class Workers:
         self.all.append(Worker(process, log, port, metrics_port))
         return self.all[-1]
 
-    async def until_serving(self, worker: Worker, *, seconds: float = 60.0) -> None:
+    async def until_serving(self, worker: Worker, *, seconds: float = 120.0) -> None:
         """It takes prompts."""
         ends = time.monotonic() + seconds
         while (await worker.get("/ready"))[0] != 200:
@@ -112,7 +112,7 @@ class Workers:
             assert time.monotonic() < ends, worker.log.read_text()[-3000:]
             await asyncio.sleep(0.05)
 
-    async def end(self, worker: Worker, *, seconds: float = 60.0) -> int:
+    async def end(self, worker: Worker, *, seconds: float = 90.0) -> int:
         """SIGTERM, and its exit code."""
         worker.signal(signal.SIGTERM)
         return await asyncio.to_thread(worker.process.wait, seconds)

@@ -1,5 +1,6 @@
 """What a machine that reads the logs relies on."""
 
+import errno
 import io
 import json
 import logging
@@ -41,3 +42,20 @@ def test_lines_within_a_request_carry_its_id(lines: io.StringIO) -> None:
         structlog.get_logger("worker").info("ours")
         logging.getLogger("library").warning("theirs")
     assert [json.loads(line)["request_id"] for line in lines.getvalue().splitlines()] == ["r-1", "r-1"]
+
+
+class FullDisk(io.StringIO):
+    """Nothing can be written to it."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_line_that_finds_no_room_is_lost_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is no reason to fail a request."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    before = structlog.get_config()
+    configure_logs("info", log_format="json", stream=FullDisk())
+    structlog.get_logger("worker").info("ours")
+    logging.getLogger("library").warning("theirs")
+    structlog.configure(**before)
