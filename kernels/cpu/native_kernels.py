@@ -1,4 +1,4 @@
-"""The CPU kernel set whose attention and pointwise operations are compiled; linears stay oneDNN's."""
+"""The CPU kernel set whose operations are compiled. Linears are compiled where there is a tile unit, else oneDNN's."""
 
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from kernels.cpu.kernels import TorchKernels
 from kernels.cpu.linear import make_linear
 from kernels.cpu.native.ops import NativeOps
 from kernels.cpu.sharing import shared_groups
+from kernels.cpu.tiles import make_tile_int8_linear, make_tile_linear
 from kernels.cpu.wide import WideLinear
 from kernels.kv import AttentionRows, LayerKV
 from kernels.reference.quant import quantise_weight
@@ -62,10 +63,14 @@ class NativeKernels:
     def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False) -> Linear:
         if row_format.is_int8:
             codes, scales = quantise_weight(weight, row_format.hadamard)
+            if self._ops.has_tiles:
+                return make_tile_int8_linear(codes, scales, bias, row_format, self._ops, self.quantise)
             packed = make_int8_linear(codes, scales, bias, row_format, self.quantise)
             return FewRowsInt8Linear(packed, codes.contiguous(), self._ops) if self._few_rows else packed
         if wide and bias is None and row_format is RowFormat.BF16:
             return WideLinear(weight.to(torch.bfloat16).contiguous(), self._ops)
+        if self._ops.has_tiles and row_format is RowFormat.BF16:
+            return make_tile_linear(weight, bias, self._ops)
         return make_linear(weight, bias, row_format)
 
     def add_rms_norm(

@@ -10,6 +10,8 @@ from torch import Tensor
 from kernels.cpu.native.ops import NativeOps
 from kernels.rows import RowFormat, Rows
 
+MAX_ROWS = 2  # up to which one pass over the weight in lanes beats blocks of it
+
 
 @dataclass(frozen=True, slots=True)
 class WideLinear:
@@ -21,4 +23,6 @@ class WideLinear:
 
     def __call__(self, rows: Rows) -> Tensor:
         assert isinstance(rows, Tensor), "a dense linear takes dense rows"
+        if len(rows) <= MAX_ROWS:
+            return self.ops.matvec(rows, self.weight)
         return self.ops.wide_linear(rows, self.weight)

@@ -175,6 +175,48 @@ def test_wide_products_are_those_of_float32(ops: NativeOps, num_rows: int, width
         ops.wide_linear(x.float(), weight)
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 16, 17, 33, 65, 513])
+@pytest.mark.parametrize(("width", "num_outputs"), [(33, 5), (64, 16), (576, 67), (130, 1000)])
+@torch.inference_mode()
+def test_products_of_tiles_equal_those_of_float32(ops: NativeOps, num_rows: int, width: int, num_outputs: int) -> None:
+    """For rows, widths and outputs that fill no tile, with and without bias; int8 sums are exact, 255 x 127 too; a row
+    of NaN stays alone."""
+    if not ops.has_tiles:
+        pytest.skip("no tile unit")
+    torch.manual_seed(9)
+    x, weight, bias = torch.randn(num_rows, width), torch.randn(num_outputs, width), torch.randn(num_outputs)
+    x, weight, bias = x.bfloat16(), weight.bfloat16(), bias.bfloat16()
+    twin, packed = x.float() @ weight.float().T, ops.tile_pack(weight)
+    assert_near(ops.tile_linear(x, packed, None, num_outputs), twin, "linear")
+    assert_near(ops.tile_linear(x, packed, bias, num_outputs), twin + bias.float(), "linear")
+    poisoned = torch.cat([x, torch.full((1, width), float("nan")).bfloat16()])
+    assert_near(ops.tile_linear(poisoned, packed, None, num_outputs)[:-1], twin, "linear")
+    rows = torch.randint(0, 256, (num_rows, width), dtype=torch.uint8)
+    codes, scales = torch.randint(-127, 128, (num_outputs, width), dtype=torch.int8), torch.rand(num_outputs)
+    rows[0], codes[0] = 255, 127
+    exact = (rows.double() - 128) @ codes.double().T
+    zeros = 128 * codes.sum(1, dtype=torch.int32)
+    ours = ops.tile_linear_int8(rows, ops.tile_pack(codes), torch.ones(num_outputs), zeros)
+    assert torch.equal(ours.double(), exact)
+    ours = ops.tile_linear_int8(rows, ops.tile_pack(codes), scales, zeros)
+    torch.testing.assert_close(ours, exact.float() * scales)
+
+
+@torch.inference_mode()
+def test_a_packed_weight_of_another_size_is_refused(ops: NativeOps) -> None:
+    """By number of outputs, width and dtype: reading past its end is impossible."""
+    if not ops.has_tiles:
+        pytest.skip("no tile unit")
+    packed, x = ops.tile_pack(torch.ones(40, 64).bfloat16()), torch.ones(3, 64).bfloat16()
+    for rows, outputs in ((x, 65), (x, 32), (torch.ones(3, 65).bfloat16(), 40), (torch.ones(3, 32).bfloat16(), 40)):
+        with pytest.raises(RuntimeError, match="no weight of"):
+            ops.tile_linear(rows, packed, None, outputs)
+    with pytest.raises(RuntimeError, match="x and packed must be"):
+        ops.tile_linear(x.float(), packed, None, 40)
+    with pytest.raises(RuntimeError, match="int8 or bfloat16"):
+        ops.tile_pack(torch.ones(3, 3))
+
+
 def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
     """Schemas say what is mutated, and the shapes for tracing are right."""
     v4flash, x, gate_up = torch.ops.v4flash, torch.randn(3, 32), torch.randn(3, 64)
@@ -195,6 +237,13 @@ def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
         (v4flash.wide_linear, (x.bfloat16(), torch.randn(7, 32).bfloat16())),
     ):
         torch.library.opcheck(op.default, args)
+    dense, codes = torch.randn(7, 33).bfloat16(), torch.ones(7, 65, dtype=torch.int8)
+    torch.library.opcheck(v4flash.tile_pack.default, (dense,))
+    torch.library.opcheck(v4flash.tile_pack.default, (codes,))
+    if ops.has_tiles:
+        rows, zeros = torch.ones(3, 65, dtype=torch.uint8), torch.zeros(7, **int32)
+        torch.library.opcheck(v4flash.tile_linear.default, (dense[:3], ops.tile_pack(dense), None, 7))
+        torch.library.opcheck(v4flash.tile_linear_int8.default, (rows, ops.tile_pack(codes), torch.ones(7), zeros))
 
 
 def test_the_other_variant_passes_too(ops: NativeOps) -> None:

@@ -17,7 +17,7 @@ __all__ = ["BuildError", "NativeOps", "build_all", "cache_directory", "load_nati
 # Flags of /proc/cpuinfo: what CPUID says and the system saves.
 _V4_FLAGS = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}
 _NEEDED_FLAGS = {
-    "amx": _V4_FLAGS | {"amx_tile", "amx_bf16"},  # the v4 variant, whose attention uses the tile unit
+    "amx": _V4_FLAGS | {"amx_tile", "amx_bf16", "amx_int8"},  # the v4 variant with the tile unit in use
     "v4": _V4_FLAGS,
     "v3": {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
 }

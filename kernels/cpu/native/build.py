@@ -23,7 +23,7 @@ _SOURCES = Path(__file__).parent / "src"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "v3": ("-march=x86-64-v3",),
     # Tile instructions are compiled in and run only where the CPU has them and `use_amx` was called.
-    "v4": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
+    "v4": ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 # OpenMP is compiled in but not linked: its symbols come from the one library that torch has loaded.
 _FLAGS = ("-O3", "-std=c++20", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-DNDEBUG")

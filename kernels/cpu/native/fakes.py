@@ -66,6 +66,19 @@ def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
 
 
+def tile_pack(weight: Tensor) -> Tensor:
+    strips, steps = -(-weight.shape[0] // 32), -(-weight.shape[1] * weight.itemsize // 64)
+    return weight.new_empty((strips, steps, 2, 1024 // weight.itemsize))
+
+
+def tile_linear(x: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+    return x.new_empty((x.shape[0], num_outputs))
+
+
+def tile_linear_int8(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], scales.shape[0]), dtype=torch.float32)
+
+
 def register_fakes() -> None:
     for fake in (
         add_rms_norm,
@@ -77,5 +90,8 @@ def register_fakes() -> None:
         attention,
         matvec,
         wide_linear,
+        tile_pack,
+        tile_linear,
+        tile_linear_int8,
     ):
         torch.library.register_fake(f"v4flash::{fake.__name__}", fake)

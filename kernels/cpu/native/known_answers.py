@@ -14,6 +14,8 @@ def wrong_answers(ops: NativeOps) -> list[str]:
     """Names of the operations whose answer is off."""
     generator = torch.Generator().manual_seed(0)
     cases = {"add_rms_norm": _norm, "silu_mul": _silu_mul, "attention": _attention, "matvec": _matvec}
+    if ops.has_tiles:
+        cases["tile_linear"] = _tile_linear
     with torch.inference_mode():
         return [name for name, is_right in cases.items() if not is_right(ops, generator)]
 
@@ -62,3 +64,16 @@ def _matvec(ops: NativeOps, generator: torch.Generator) -> bool:
     weights = torch.full((5, _WIDTH), 127, dtype=torch.int8)
     exact = torch.full((1, 5), (255.0 - 128) * 127 * _WIDTH)
     return _near(ops.matvec(x, weight), x @ weight.T, 1e-3) and torch.equal(ops.matvec(rows, weights), exact)
+
+
+def _tile_linear(ops: NativeOps, generator: torch.Generator) -> bool:
+    """Rows and outputs that fill no tile, in both formats; sums of the largest bytes are exact."""
+    x = torch.randn(19, _WIDTH + 1, generator=generator).bfloat16()
+    weight = torch.randn(37, _WIDTH + 1, generator=generator).bfloat16()
+    rows = torch.full((19, _WIDTH + 1), 255, dtype=torch.uint8)
+    codes = torch.full((37, _WIDTH + 1), 127, dtype=torch.int8)
+    ones, zeros = torch.ones(37), 128 * codes.sum(1, dtype=torch.int32)
+    exact = torch.full((19, 37), (255.0 - 128) * 127 * (_WIDTH + 1))
+    return _near(
+        ops.tile_linear(x, ops.tile_pack(weight), None, 37), x.float() @ weight.float().T, 0.25
+    ) and torch.equal(ops.tile_linear_int8(rows, ops.tile_pack(codes), ones, zeros), exact)

@@ -16,6 +16,11 @@ class NativeOps:
     isa: str
     library: Path
 
+    @property
+    def has_tiles(self) -> bool:
+        """Whether the `tile_` operations may be called."""
+        return self.isa == "amx"
+
     def add_rms_norm(
         self, residual: Tensor, delta: Tensor | None, delta_scales: Tensor | None, weight: Tensor, eps: float
     ) -> Tensor:
@@ -81,6 +86,18 @@ class NativeOps:
         """x [T <= 4, X] times weight [O, X], both floats, or rows of `quantise_rows` and int8: [T, O] float32, times
         the scales of the outputs [O] and of the rows [T]."""
         return _tensor(torch.ops.v4flash.matvec(x, weight, weight_scales, x_scales))
+
+    def tile_pack(self, weight: Tensor) -> Tensor:
+        """Weight [O, X] bfloat16 or int8 in the order in which the tile unit multiplies, padded with zeros."""
+        return _tensor(torch.ops.v4flash.tile_pack(weight))
+
+    def tile_linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+        """x [T, X] bfloat16 times a packed bfloat16 weight, plus bias [O] bfloat16 -> [T, O] bfloat16, rounded once."""
+        return _tensor(torch.ops.v4flash.tile_linear(x, packed, bias, num_outputs))
+
+    def tile_linear_int8(self, x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+        """x [T, X] uint8 times a packed int8 weight, exact, less zeros [O] int32, times scales [O]: [T, O] float32."""
+        return _tensor(torch.ops.v4flash.tile_linear_int8(x, packed, scales, zeros))
 
     def wide_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, X] times weight [O, X], bfloat16, as they lie in memory -> [T, O] float32, not rounded."""

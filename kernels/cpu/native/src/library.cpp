@@ -19,6 +19,9 @@ TORCH_LIBRARY(v4flash, m) {
       " Tensor shared_groups) -> Tensor");
   m.def("matvec(Tensor x, Tensor weight, Tensor? weight_scales, Tensor? x_scales) -> Tensor");
   m.def("wide_linear(Tensor x, Tensor weight) -> Tensor");
+  m.def("tile_pack(Tensor weight) -> Tensor");
+  m.def("tile_linear(Tensor x, Tensor packed, Tensor? bias, int num_outputs) -> Tensor");
+  m.def("tile_linear_int8(Tensor x, Tensor packed, Tensor scales, Tensor zeros) -> Tensor");
   m.def("use_amx(bool wanted) -> bool", v4flash::use_amx);
 }
 
@@ -31,5 +34,8 @@ TORCH_LIBRARY_IMPL(v4flash, CPU, m) {
   m.impl("rotary_write_kv", v4flash::rotary_write_kv);
   m.impl("attention", v4flash::attention);
   m.impl("matvec", v4flash::matvec);
+  m.impl("tile_pack", v4flash::tile_pack);
+  m.impl("tile_linear", v4flash::tile_linear);
+  m.impl("tile_linear_int8", v4flash::tile_linear_int8);
   m.impl("wide_linear", v4flash::wide_linear);
 }

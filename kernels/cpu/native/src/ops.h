@@ -27,6 +27,9 @@ Tensor matvec(const Tensor& x, const Tensor& weight, const OptionalTensor& weigh
 // Whether `attention` multiplies by tiles from now on: if wanted and the system grants it. The CPU must have them.
 bool use_amx(bool wanted);
 
+Tensor tile_pack(const Tensor& weight);
+Tensor tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bias, int64_t num_outputs);
+Tensor tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& zeros);
 Tensor wide_linear(const Tensor& x, const Tensor& weight);
 
 }  // namespace v4flash
