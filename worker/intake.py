@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -91,15 +91,14 @@ class Intake:
             if not ready:
                 await self._wait_for_change()
                 continue
-            wait_seconds = 0.0
-            if all(tp in self._empty for tps in ready.values() for tp in tps):
-                self._empty.clear()
-                wait_seconds = IDLE_SECONDS
             candidates = {cls: left for cls, tps in ready.items() if (left := [t for t in tps if t not in self._empty])}
+            if not candidates:
+                await self._poll_all([tp for tps in ready.values() for tp in tps])
+                continue
             cls = self._queue.choose(candidates, self._clock.now())
             assert cls is not None
             tp = min(candidates[cls], key=lambda tp: (self._last_polled.get(tp, 0), tp))
-            await self._poll(tp, cls, wait_seconds)
+            await self._poll(tp, cls)
 
     def released(self, record: Record) -> None:
         """A request that was admitted has ended."""
@@ -127,24 +126,43 @@ class Intake:
         for start, log in zip(starts, logs, strict=True):
             admit(start, log)
 
-    async def _poll(self, tp: TopicPartition, cls: PriorityClass, wait_seconds: float) -> None:
+    async def _poll(self, tp: TopicPartition, cls: PriorityClass) -> None:
         self._turn += 1
         self._last_polled[tp] = self._turn
         most = min(MAX_RECORDS_PER_POLL, self._tracker.room(tp), self._slots[cls] - self.num_inflight)
         epoch = self._assignment.epoch
         try:
-            records = await self._consumer.poll(tp, most, wait_seconds)
+            records = await self._consumer.poll(tp, most, 0)
         except UnreadableRecordsError as error:  # another replica may still have them whole: nothing is skipped
             log.warning("records cannot be read", topic=tp.topic, partition=tp.partition, error=str(error))
             self._assignment.unreadable[tp] = self._clock.now() + AGAIN_SECONDS
             return
         if epoch != self._assignment.epoch:
             self._ask_again(tp)
-            return
-        if not records:
+        elif records:
+            self._take(tp, cls, records)
+        else:
             self._empty.add(tp)
             self._queue.empty(cls)
+
+    async def _poll_all(self, tps: Collection[TopicPartition]) -> None:
+        """Where none had records: wait for the first that has."""
+        epoch = self._assignment.epoch
+        try:
+            records = await self._consumer.poll_any(tps, IDLE_SECONDS)
+        except UnreadableRecordsError:  # asked one by one, each says whether it is the one
+            self._empty.clear()
             return
+        if not records:
+            return
+        self._empty.clear()
+        tp = records[0].tp
+        if epoch != self._assignment.epoch:
+            self._ask_again(tp)
+        else:
+            self._take(tp, self._class_of(tp.topic), records)
+
+    def _take(self, tp: TopicPartition, cls: PriorityClass, records: Sequence[Record]) -> None:
         for record in records:
             if self._tracker.arrived(tp, record.offset):
                 self._metrics.record_polled(cls)

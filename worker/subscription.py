@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -122,18 +122,26 @@ class Subscription:
         return frozenset() if self._consumer is None else self._consumer.assignment()
 
     async def poll(self, tp: TopicPartition, max_records: int, timeout_seconds: float) -> Sequence[Record]:
+        return await self._watched((tp,), lambda consumer: consumer.poll(tp, max_records, timeout_seconds))
+
+    async def poll_any(self, tps: Collection[TopicPartition], timeout_seconds: float) -> Sequence[Record]:
+        return await self._watched(tps, lambda consumer: consumer.poll_any(tps, timeout_seconds))
+
+    async def _watched(
+        self, tps: Collection[TopicPartition], poll: Callable[[Consumer], Awaitable[Sequence[Record]]]
+    ) -> Sequence[Record]:
         async with self._polling:
             await self._joined.wait()
             records: Sequence[Record]
             consumer = self._inner
-            self._watchdog.asked(tp)
+            self._watchdog.asked(tps)
             try:
-                records = await consumer.poll(tp, max_records, timeout_seconds)
+                records = await poll(consumer)
             except BrokerError:
                 if consumer is self._consumer:
                     raise
                 records = ()  # it was replaced under the poll
-            self._watchdog.answered(tp, records=bool(records))
+            self._watchdog.answered(tps, fruitful={record.tp for record in records})
             return records
 
     def pause(self, tps: Collection[TopicPartition]) -> None:

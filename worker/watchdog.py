@@ -40,7 +40,7 @@ class Watchdog:
         self._fruitless_since: dict[TopicPartition, float] = {}
         self._asked_at: dict[TopicPartition, float] = {}
         self._behind: dict[TopicPartition, int] = {}
-        self._waiting: tuple[TopicPartition, float] | None = None
+        self._waiting_since: float | None = None
         self._renewed: set[TopicPartition] = set()
         self._stalled: set[TopicPartition] = set()
 
@@ -51,18 +51,20 @@ class Watchdog:
             return None
         return f"no progress on {', '.join(f'{tp.topic}[{tp.partition}]' for tp in sorted(self._stalled))}"
 
-    def asked(self, tp: TopicPartition) -> None:
-        """A poll of `tp` begins."""
-        now = self._clock.now()
-        self._waiting = tp, now
-        self._asked_at[tp] = now
-        self._fruitless_since.setdefault(tp, now)
+    def asked(self, tps: Collection[TopicPartition]) -> None:
+        """A poll of these begins."""
+        self._waiting_since = now = self._clock.now()
+        for tp in tps:
+            self._asked_at[tp] = now
+            self._fruitless_since.setdefault(tp, now)
 
-    def answered(self, tp: TopicPartition, *, records: bool) -> None:
-        """The poll of `tp` has ended."""
-        self._waiting = None
-        self._asked_at[tp] = self._clock.now()
-        if records:
+    def answered(self, tps: Collection[TopicPartition], *, fruitful: Collection[TopicPartition]) -> None:
+        """The poll of these has ended, and brought records of the fruitful ones."""
+        self._waiting_since = None
+        now = self._clock.now()
+        for tp in tps:
+            self._asked_at[tp] = now
+        for tp in fruitful:
             self._fruitless_since.pop(tp, None)
             self._behind.pop(tp, None)
             self._renewed.discard(tp)
@@ -112,7 +114,7 @@ class Watchdog:
     def _suspects(self) -> set[TopicPartition]:
         """Asked without fruit for an interval, and still asked; a poll that hangs asks for all that were before it."""
         now = self._clock.now()
-        hangs = self._waiting is not None and now - self._waiting[1] >= self._stall_seconds
+        hangs = self._waiting_since is not None and now - self._waiting_since >= self._stall_seconds
         return {
             tp
             for tp, since in self._fruitless_since.items()

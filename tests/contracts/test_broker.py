@@ -78,6 +78,23 @@ async def drain(client: Any, tp: TopicPartition, num_records: int) -> list[Recor
     return records
 
 
+async def test_the_first_record_of_any_partition_ends_the_wait(broker: Broker, topic: str) -> None:
+    """Also of one that was asked for last; each record comes once, and none is skipped."""
+    tps = [TopicPartition(topic, number) for number in range(3)]
+    producer, listener = broker.producer(), Recorder()
+    consumer = broker.consumer(f"g-{topic}", [topic], listener)
+    async with started(consumer, producer):
+        await listener.until_assigned(3)
+        assert list(await consumer.poll_any(tps, 0.05)) == []
+        for value in (b"1", b"2"):
+            await producer.send(topic, value, partition=2)
+        async with asyncio.timeout(PATIENCE):
+            while not (first := await consumer.poll_any(tps, 10.0)):
+                pass
+        assert [(record.tp, record.value) for record in first] == [(tps[2], b"1")]
+        assert [record.value for record in await drain(consumer, tps[2], 1)] == [b"2"]
+
+
 async def test_a_record_comes_back_as_it_was_sent(broker: Broker, topic: str) -> None:
     """Key, value, headers (also null and repeated ones) and offsets survive; the broker's stamp is marked as such."""
     producer, listener = broker.producer(), Recorder()

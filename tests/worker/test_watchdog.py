@@ -40,8 +40,8 @@ class Hands:
         for _ in range(seconds):
             self.time += 1.0
             for tp, name in ((ONE, "one"), (TWO, "two")):
-                self.watchdog.asked(tp)
-                self.watchdog.answered(tp, records=records.get(name, False))
+                self.watchdog.asked((tp,))
+                self.watchdog.answered((tp,), fruitful={tp} if records.get(name) else ())
             await self.watchdog.look(self)
 
 
@@ -84,7 +84,7 @@ async def test_a_poll_that_never_returns_is_a_stall():
     hands = Hands()
     await hands.pass_seconds(1)
     hands.ends[TWO] = 5
-    hands.watchdog.asked(ONE)
+    hands.watchdog.asked((ONE,))
     for _ in range(70):
         hands.time += 1.0
         await hands.watchdog.look(hands)
@@ -100,7 +100,7 @@ async def test_a_worker_whose_poll_hangs_joins_again_and_serves(rig, prompt, mon
         if len(made) == 1:
             ended, stop = asyncio.Event(), inner.stop
 
-            async def poll(tp, max_records, timeout_seconds):
+            async def poll(*_):
                 polling.set()
                 await ended.wait()
                 return []
@@ -109,7 +109,7 @@ async def test_a_worker_whose_poll_hangs_joins_again_and_serves(rig, prompt, mon
                 ended.set()
                 await stop()
 
-            inner.poll, inner.stop = poll, stopping
+            inner.poll, inner.poll_any, inner.stop = poll, poll, stopping
         return inner
 
     monkeypatch.setattr(rig.broker, "consumer", hanging)

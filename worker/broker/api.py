@@ -107,6 +107,10 @@ class Consumer(Protocol):
         moved back so that no record is skipped, and BrokerError is raised: UnreadableRecordsError where only these
         records are at fault."""
 
+    async def poll_any(self, tps: Collection[TopicPartition], timeout_seconds: float) -> Sequence[Record]:
+        """The first record that is there or comes for one of `tps`; [] on timeout. Raises as `poll` does; the records
+        that are at fault are found by asking each partition."""
+
     def pause(self, tps: Collection[TopicPartition]) -> None: ...
 
     def resume(self, tps: Collection[TopicPartition]) -> None: ...

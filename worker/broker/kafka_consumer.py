@@ -51,6 +51,9 @@ class KafkaConsumer(ConsumerRebalanceListener):  # type: ignore[misc]
     async def poll(self, tp: TopicPartition, max_records: int, timeout_seconds: float) -> Sequence[Record]:
         return await self._fetcher.fetch(tp, max_records, timeout_seconds)
 
+    async def poll_any(self, tps: Collection[TopicPartition], timeout_seconds: float) -> Sequence[Record]:
+        return await self._fetcher.fetch_any(tps, timeout_seconds)
+
     def pause(self, tps: Collection[TopicPartition]) -> None:
         ours = self.assignment() & set(tps)
         self._paused |= ours

@@ -1,7 +1,7 @@
 """An aiokafka consumer that loses no record: one partition a call, our own next offset, moved back on every failure."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition as KafkaTopicPartition
@@ -119,12 +119,32 @@ class KafkaFetcher:
             for back, offset in list(self._next.items()):
                 self.seek(back, offset)
             raise
+        return self._taken(found.get(foreign, ()))
+
+    async def fetch_any(self, tps: Collection[TopicPartition], timeout_seconds: float) -> Sequence[Record]:
+        """As `Consumer.poll_any`. With one record at a time the library raises before it has taken any."""
+        ours = [tp for tp in tps if tp in self.assignment()]
+        if not ours:
+            return []
+        try:
+            found = await self.client.getmany(
+                *self.foreign(ours), timeout_ms=int(timeout_seconds * 1000), max_records=1
+            )
+        except Exception:  # whatever it is, one partition is at fault, and its own fetch says which
+            for tp in ours:
+                if records := await self.fetch(tp, 1, 0):
+                    return records
+            return []
+        return self._taken(record for records in found.values() for record in records)
+
+    def _taken(self, found: Iterable[Any]) -> list[Record]:
+        """The records as ours; the next fetch of their partition goes on behind them."""
         records = [
             Record(r.topic, r.partition, r.offset, r.timestamp, r.key, r.value, tuple(r.headers), r.timestamp_type == 1)
-            for r in found.get(foreign, ())
+            for r in found
         ]
         if records:
-            self._next[tp] = records[-1].offset + 1
+            self._next[records[-1].tp] = records[-1].offset + 1
         return records
 
     async def position(self, tp: TopicPartition) -> int:

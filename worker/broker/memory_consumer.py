@@ -54,6 +54,15 @@ class MemoryConsumer:
             self._positions[tp] = records[-1].offset + 1
         return records
 
+    async def poll_any(self, tps: Collection[TopicPartition], timeout_seconds: float) -> Sequence[Record]:
+        await self._cluster.changes.wait_for(
+            lambda: not self._positions.keys() & set(tps) or any(self._available(tp, 1) for tp in tps), timeout_seconds
+        )
+        for tp in tps:
+            if records := await self.poll(tp, 1, 0):
+                return records
+        return []
+
     def _available(self, tp: TopicPartition, max_records: int) -> list[Record]:
         position = self._positions.get(tp)
         if position is None or tp in self._paused or self._cluster.faults.stalled("poll"):
