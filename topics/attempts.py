@@ -63,6 +63,8 @@ class _Reply:
     event: str
     final: bool
     whole: bool
+    retriable: bool
+    retry_after_ms: int | None
     body: Mapping[str, Any]
 
 
@@ -70,7 +72,7 @@ class AttemptReader:
     """Reads the records of one request. Feed it every record of the partition that carries its request id, in order.
 
     After each `feed`: `state`; `texts` and `finish_reasons` by choice, of the attempt that settled or is shown;
-    `usage` and `error` (OpenAI's objects) once settled.
+    `usage` and `error` (OpenAI's objects) once settled, with an error whether and when to ask again.
     """
 
     def __init__(self) -> None:
@@ -78,6 +80,8 @@ class AttemptReader:
         self.attempt: str | None = None
         self.usage: Mapping[str, Any] | None = None
         self.error: Mapping[str, Any] | None = None
+        self.retriable = False
+        self.retry_after_ms: int | None = None
         self._attempts: dict[str, _Attempt] = {}
         self._last_order: int | None = None
 
@@ -142,6 +146,7 @@ class AttemptReader:
         self.usage = _mapping(reply.body.get("usage"))
         if reply.event == "error":
             self.state, self.error = AttemptState.ERROR, _mapping(reply.body.get("error")) or {}
+            self.retriable, self.retry_after_ms = reply.retriable, reply.retry_after_ms
             return [*events, AttemptEvent(EventKind.ERROR, reply.attempt)]
         self.state = AttemptState.COMPLETE
         return [*events, AttemptEvent(EventKind.COMPLETE, reply.attempt)]
@@ -183,12 +188,15 @@ def _parse(headers: Iterable[tuple[str, bytes | None]], value: bytes | None) -> 
         return None
     if not isinstance(body, dict):
         return None
+    after = named.get("x-retry-after-ms") or b""
     return _Reply(
         attempt=attempt.decode("utf-8", "backslashreplace"),
         seq=int(seq),
         event=event.decode("utf-8", "backslashreplace"),
         final=named.get("x-final") == b"1",
         whole=named.get("x-whole") == b"1",
+        retriable=named.get("x-retriable") == b"1",
+        retry_after_ms=int(after) if after.isdigit() and len(after) <= MAX_SEQ_DIGITS else None,
         body=body,
     )
 

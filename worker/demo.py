@@ -13,7 +13,7 @@ from engine.api import PriorityClass
 from topics.attempts import EventKind
 from worker.broker.api import Broker
 from worker.broker.memory import MemoryBroker
-from worker.client import Prompt, ask_all
+from worker.client import Client, Prompt
 from worker.demo_answer import DemoAnswer
 from worker.demo_broker import embedded_broker
 from worker.demo_view import DemoView, save_picture, summary
@@ -119,12 +119,14 @@ async def _staged(console: Console, view: DemoView, *, live: bool) -> AsyncItera
 
 async def _follow(broker: Broker, settings: Settings, answers: Sequence[DemoAnswer], console: Console | None) -> None:
     """Follow all answers. With a console each piece is a line: several answers stream at once."""
-    by_id = {answer.prompt.request_id: answer for answer in answers}
-    for answer in answers:
-        answer.sent = time.monotonic()
-    asked = [(answer.prompt, answer.reader) for answer in answers]
-    async for request_id, event in ask_all(broker, settings.names, asked):
-        answer = by_id[request_id]
+    async with Client(broker, settings.names) as client, asyncio.TaskGroup() as tasks:
+        for answer in answers:
+            tasks.create_task(_follow_one(client, answer, console))
+
+
+async def _follow_one(client: Client, answer: DemoAnswer, console: Console | None) -> None:
+    answer.sent = time.monotonic()
+    async for event in client.events(answer.prompt, answer.reader):
         answer.seen(event, time.monotonic())
         if console is not None and event.kind is EventKind.TEXT:
             console.print(f"[{answer.prompt.priority}] {event.text!r}", markup=False, highlight=False)

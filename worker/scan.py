@@ -1,4 +1,4 @@
-"""Everything that whole topics hold now, read once."""
+"""Whole topics, read once or followed."""
 
 from collections.abc import AsyncGenerator, Collection
 
@@ -8,12 +8,19 @@ POLL_RECORDS = 500
 POLL_SECONDS = 0.5
 
 
-async def scan(broker: Broker, topics: Collection[str]) -> AsyncGenerator[Record]:
+def scan(broker: Broker, topics: Collection[str]) -> AsyncGenerator[Record]:
     """All records that are there at the start, partition by partition. Raises BrokerError."""
-    reader = broker.reader(sorted(topics), from_beginning=True)
+    return follow(broker, topics, from_beginning=True, until_end=True)
+
+
+async def follow(
+    broker: Broker, topics: Collection[str], *, from_beginning: bool, until_end: bool
+) -> AsyncGenerator[Record]:
+    """Records as they come, partition by partition where there are many. Raises BrokerError."""
+    reader = broker.reader(sorted(topics), from_beginning=from_beginning)
     try:
         await reader.start()
-        while not await reader.at_end():
+        while not (until_end and await reader.at_end()):
             for record in await reader.poll(POLL_RECORDS, POLL_SECONDS):
                 yield record
     finally:

@@ -12,13 +12,12 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from secured import SecuredKafka, password_of, unsigned_token
 
 from engine.scripted import ScriptedEngine
-from topics.attempts import AttemptReader
 from topics.names import TopicNames
-from worker import client
 from worker.app import WorkerApp
 from worker.broker.api import BrokerError, BrokerUnavailableError, NewTopic, TopicNotAvailableError, TopicPartition
 from worker.broker.kafka import KafkaBroker
 from worker.cli.doctor import facts_of
+from worker.client import Answer, Client, Prompt, RequestFailedError
 from worker.clock import SystemClock
 from worker.doctor import Role, Severity, findings
 from worker.provision import create_topics, topics_of
@@ -108,11 +107,18 @@ async def worker(server: SecuredKafka, user: str, how: str, **changes: object) -
     await running
 
 
-async def answer_to(broker: KafkaBroker, names: TopicNames, text: str) -> AttemptReader:
-    answer = AttemptReader()
-    async for _ in client.ask(broker, names, client.Prompt(text), answer, timeout_seconds=30):
-        pass
-    return answer
+async def answer_to(broker: KafkaBroker, names: TopicNames, text: str) -> Answer:
+    async with Client(broker, names) as client:
+        return await client.ask(Prompt(text), timeout_seconds=30)
+
+
+async def cancelled(broker: KafkaBroker) -> None:
+    """A client without a right to the control topic asks behind its prompt."""
+    async with Client(broker, NAMES) as client, asyncio.timeout(30):
+        prompt = Prompt("[[slow]] [[tokens=200]]", max_tokens=200)
+        with pytest.raises(RequestFailedError, match="cancelled"):
+            async for _ in client.stream(prompt):
+                await client.cancel(prompt.request_id)
 
 
 async def write(broker: KafkaBroker, topic: str) -> None:
@@ -170,7 +176,8 @@ async def test_every_role_can_do_its_work_and_no_more(secured: SecuredKafka) -> 
     assert len(await create_topics(operator.admin(), wanted)) == len(wanted)
     asking = broker_of(secured, "client", "OAUTHBEARER/TLS")
     async with worker(secured, "worker", "SCRAM-SHA-512/TLS"):
-        assert (await answer_to(asking, NAMES, "hello")).state == "complete"
+        assert (await answer_to(asking, NAMES, "hello")).text
+        await cancelled(asking)
         own = NAMES.reply_for("mine")
         producer = asking.producer()
         await producer.start()
@@ -188,7 +195,8 @@ async def test_every_role_can_do_its_work_and_no_more(secured: SecuredKafka) -> 
     for topic in (NAMES.prompts("urgent"), NAMES.control, NAMES.dead_letter):
         with pytest.raises(BrokerError):
             await read(asking, topic)
-    await client.cancel(operator, NAMES, "mine")
+    async with Client(operator, NAMES) as client:
+        await client.cancel("mine")
     await write(operator, NAMES.prompts("bulk"))
     admin = operator.admin()
     await admin.start()
@@ -249,7 +257,7 @@ async def test_a_developer_has_a_world_of_their_own(secured: SecuredKafka) -> No
     names, developer = TopicNames("v4flash-dev.me"), broker_of(secured, "developer")
     await create_topics(developer.admin(), topics_of(names, max_body_bytes=1_000_000, num_partitions=1))
     async with worker(secured, "developer", "TLS", prefix=names.prefix, group_id=names.prefix):
-        assert (await answer_to(developer, names, "hello")).state == "complete"
+        assert (await answer_to(developer, names, "hello")).text
     admin = developer.admin()
     await admin.start()
     assert {name.split(".")[0] for name in await admin.partition_counts()} == {"v4flash-dev"}

@@ -8,13 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from topics.attempts import AttemptReader
 from topics.names import TopicNames
 from worker.broker.api import BrokerUnavailableError, TopicNotAvailableError
 from worker.broker.memory import MemoryBroker
 from worker.cli import run
 from worker.cli.submit import EXIT_REFUSED, EXIT_TIMED_OUT, prompt_text, submit_prompt
-from worker.client import NoAnswerError, Prompt, ask
+from worker.client import Client, NoAnswerError, Prompt
 from worker.errors import SettingsError
 from worker.logs import configure_logs
 from worker.provision import create_topics, topics_of
@@ -53,11 +52,11 @@ async def test_a_prompt_that_is_interrupted_is_cancelled(broker: MemoryBroker) -
     assert len(broker.records(NAMES.control)) == 1
 
 
-async def test_the_client_without_a_limit_waits_and_with_one_says_how_many_are_missing(broker: MemoryBroker) -> None:
+async def test_the_client_with_a_limit_gives_up_in_time(broker: MemoryBroker) -> None:
     """The error of a client that gave up is ours, and retriable."""
-    with pytest.raises(NoAnswerError, match="1 of 1") as raised:
-        async for _ in ask(broker, NAMES, Prompt("hello"), AttemptReader(), timeout_seconds=0.01):
-            pass
+    async with Client(broker, NAMES) as client:
+        with pytest.raises(NoAnswerError, match=r"within 0\.01 s") as raised:
+            await client.ask(Prompt("hello"), timeout_seconds=0.01)
     assert raised.value.retriable
 
 

@@ -1,6 +1,7 @@
 """The commands. Each reads its settings, calls one function of the worker, and prints."""
 
 import sys
+from contextlib import aclosing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,15 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from engine.api import PriorityClass
-from worker import client
 from worker.cli.dead_letter import dead_letter_app
 from worker.cli.doctor import doctor_app
 from worker.cli.flags import LoadedSettings, with_client_settings, with_group_settings, with_settings
 from worker.cli.inspect import inspect_prompt
 from worker.cli.run import command_broker, run_command, silence_client
 from worker.cli.submit import prompt_text, submit_prompt
+from worker.client import Client, Prompt
 from worker.logs import configure_logs
 from worker.provision import DEFAULT_PARTITIONS, create_topics, topics_of
+from worker.scan import follow
 from worker.serve import serve
 from worker.settings import Source
 
@@ -98,7 +100,7 @@ def submit(
     ] = None,
 ) -> None:
     """Send one prompt and print its answer as it streams."""
-    asked = client.Prompt(prompt_text(prompt, file), priority, max_tokens, temperature)
+    asked = Prompt(prompt_text(prompt, file), priority, max_tokens, temperature)
     answering = submit_prompt(command_broker(loaded.settings), loaded.settings.names, asked, timeout)
     raise typer.Exit(run_command(answering))
 
@@ -118,17 +120,13 @@ def tail(
 
 
 async def _tail(loaded: LoadedSettings, topic: str, *, from_start: bool, until_now: bool) -> None:
-    reader = command_broker(loaded.settings).reader([topic], from_beginning=from_start)
-    try:
-        await reader.start()
-        while not (until_now and await reader.at_end()):
-            for record in await reader.poll(client.POLL_RECORDS, client.POLL_SECONDS):
-                named = dict(record.headers)
-                words = [(named.get(name) or b"-").decode("utf-8", "replace") for name in ("x-request-id", "x-event")]
-                value = (record.value or b"").decode("utf-8", "replace")
-                print(f"{record.partition}:{record.offset} {' '.join(words)} {value}", flush=True)
-    finally:
-        await reader.stop()
+    broker = command_broker(loaded.settings)
+    async with aclosing(follow(broker, [topic], from_beginning=from_start, until_end=until_now)) as records:
+        async for record in records:
+            named = dict(record.headers)
+            words = [(named.get(name) or b"-").decode("utf-8", "replace") for name in ("x-request-id", "x-event")]
+            value = (record.value or b"").decode("utf-8", "replace")
+            print(f"{record.partition}:{record.offset} {' '.join(words)} {value}", flush=True)
 
 
 @app.command(context_settings=CONTEXT)
@@ -139,9 +137,13 @@ def cancel(
     tenant: Annotated[str, typer.Option("--tenant", help="The prompt's tenant, where its route names one.")] = "",
 ) -> None:
     """Ask the workers to stop a request."""
-    asking = client.cancel(command_broker(loaded.settings), loaded.settings.names, request_id, tenant=tenant)
-    run_command(asking)
+    run_command(_cancel(loaded, request_id, tenant))
     print(f"asked the workers to stop {request_id}", file=sys.stderr)
+
+
+async def _cancel(loaded: LoadedSettings, request_id: str, tenant: str) -> None:
+    async with Client(command_broker(loaded.settings), loaded.settings.names) as client:
+        await client.cancel(request_id, tenant=tenant)
 
 
 @app.command(context_settings=CONTEXT)

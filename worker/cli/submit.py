@@ -2,13 +2,13 @@
 
 import asyncio
 import sys
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 from topics.attempts import AttemptReader, AttemptState, EventKind
 from topics.names import TopicNames
-from worker import client
 from worker.broker.api import Broker, BrokerError
+from worker.client import Client, NoAnswerError, Prompt
 from worker.errors import SettingsError
 
 EXIT_REFUSED = 1
@@ -38,31 +38,24 @@ def prompt_text(argument: str | None, file: Path | None) -> str:
     return text
 
 
-async def submit_prompt(broker: Broker, names: TopicNames, prompt: client.Prompt, timeout_seconds: float | None) -> int:
+async def submit_prompt(broker: Broker, names: TopicNames, prompt: Prompt, timeout_seconds: float | None) -> int:
     """Print the answer as it streams. Exit code 0 answered, 1 refused, 124 too late; both of the latter are explained.
 
     Whoever interrupts or runs out of time leaves no work behind: the workers are asked to cancel.
     """
-    answer, shown = AttemptReader(), False
+    answer = AttemptReader()
     print(f"request {prompt.request_id}", file=sys.stderr)
-    try:
-        async for event in client.ask(broker, names, prompt, answer, timeout_seconds=timeout_seconds):
-            if event.kind is EventKind.SHOW and shown:
-                print("\n[a new attempt begins]", file=sys.stderr)
-            elif event.kind is EventKind.TEXT:
-                shown = True
-                print(event.text, end="", flush=True)
-    except client.NoAnswerError as error:
-        _end_line(shown)
-        print(f"v4flash: {error}; cancelled", file=sys.stderr)
-        await _cancel(broker, names, prompt)
-        return EXIT_TIMED_OUT
-    except asyncio.CancelledError:
-        _end_line(shown)
-        print("v4flash: interrupted; cancelled", file=sys.stderr)
-        await _cancel(broker, names, prompt)
-        raise
-    _end_line(shown)
+    async with Client(broker, names) as client:
+        try:
+            await _show(client, prompt, answer, timeout_seconds)
+        except NoAnswerError as error:
+            print(f"v4flash: {error}; cancelled", file=sys.stderr)
+            await _cancel(client, prompt)
+            return EXIT_TIMED_OUT
+        except asyncio.CancelledError:
+            print("v4flash: interrupted; cancelled", file=sys.stderr)
+            await _cancel(client, prompt)
+            raise
     if answer.state is AttemptState.ERROR:
         error_body = answer.error or {}
         print(f"v4flash: {error_body.get('code')}: {error_body.get('message')}", file=sys.stderr)
@@ -70,15 +63,25 @@ async def submit_prompt(broker: Broker, names: TopicNames, prompt: client.Prompt
     return 0
 
 
-def _end_line(shown: bool) -> None:
-    if shown:
-        print(flush=True)
+async def _show(client: Client, prompt: Prompt, answer: AttemptReader, timeout_seconds: float | None) -> None:
+    shown = False
+    try:
+        async with aclosing(client.events(prompt, answer, timeout_seconds=timeout_seconds)) as events:
+            async for event in events:
+                if event.kind is EventKind.SHOW and shown:
+                    print("\n[a new attempt begins]", file=sys.stderr)
+                elif event.kind is EventKind.TEXT:
+                    shown = True
+                    print(event.text, end="", flush=True)
+    finally:
+        if shown:
+            print(flush=True)
 
 
-async def _cancel(broker: Broker, names: TopicNames, prompt: client.Prompt) -> None:
+async def _cancel(client: Client, prompt: Prompt) -> None:
     with suppress(TimeoutError, BrokerError):
         async with asyncio.timeout(CANCEL_SECONDS):
-            await client.cancel(broker, names, prompt.request_id)
+            await client.cancel(prompt.request_id, priority=prompt.priority)
 
 
 __all__ = ["EXIT_REFUSED", "EXIT_TIMED_OUT", "prompt_text", "submit_prompt"]
