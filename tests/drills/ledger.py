@@ -75,7 +75,7 @@ class Ledger:
         self._max_tokens = max_tokens
         self.names = TopicNames(prefix)
         self._bootstrap_servers = bootstrap_servers
-        connection = KafkaConnection(bootstrap_servers, metadata_max_age_seconds=3.0, request_timeout_seconds=5.0)
+        connection = KafkaConnection(bootstrap_servers, metadata_max_age_seconds=3.0, request_timeout_seconds=30.0)
         self.broker = KafkaBroker(connection)
         self.entries: dict[str, Entry] = {}
         self.errors: dict[str, str] = {}

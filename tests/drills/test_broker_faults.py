@@ -97,7 +97,8 @@ async def test_a_log_that_was_trimmed_past_the_committed_offset(kafka, ledger, w
     before = {ledger.entries[name].where: ledger.entries[name].offset + 1 for name in trimmed}
     async with admin_of(kafka) as admin:
         await admin.delete_records({KafkaTopicPartition(*tp): RecordsToDelete(at) for tp, at in before.items()})
-    assert all((await ledger.committed())[tp] < at for tp, at in before.items())
+    committed = await ledger.committed()
+    assert all(committed[tp] < at for tp, at in before.items())
     ledger.drop(trimmed)
     ledger.fault()
     second = workers.start(kafka.bootstrap_servers)

@@ -19,6 +19,9 @@ from worker.broker.kafka_connection import (
 )
 from worker.broker.kafka_patience import PatientConsumer
 
+UNREADABLE = (errors.CorruptRecordException, errors.UnsupportedCodecError)
+AGAIN_SECONDS = 1.0  # what was fetched is gone, and has to come again
+
 
 class KafkaFetcher:
     """Starts, reads and stops; knows nothing of groups but the name it passes on."""
@@ -92,7 +95,8 @@ class KafkaFetcher:
     async def fetch(self, tp: TopicPartition, max_records: int, timeout_seconds: float) -> Sequence[Record]:
         """As `Consumer.poll`; never cancelled by a timer of ours. A record that the client library cannot read (a
         header's name is not UTF-8), and what its producer sent behind it in one batch, come without their content, so
-        that they are refused like any bad prompt and passed."""
+        that they are refused like any bad prompt and passed. A batch that is corrupt, or packed as nobody here knows,
+        is not passed: once all in front of it has come, UnreadableRecordsError is raised."""
         client, foreign = self.client, KafkaTopicPartition(*tp)
         if tp not in self.assignment():
             return []
@@ -102,19 +106,17 @@ class KafkaFetcher:
                     found = await client.getmany(
                         foreign, timeout_ms=int(timeout_seconds * 1000), max_records=max_records
                     )
-                except UnicodeDecodeError:
+                except Exception as error:
+                    if isinstance(error, errors.KafkaError) and not isinstance(error, UNREADABLE):
+                        raise
                     start = await client.position(foreign)  # unmoved, though the good records in front are gone
                     self.seek(tp, start)
                     if max_records > 1:
-                        return await self.fetch(tp, 1, timeout_seconds)
+                        return await self.fetch(tp, 1, max(timeout_seconds, AGAIN_SECONDS))
+                    if not isinstance(error, UnicodeDecodeError):
+                        raise UnreadableRecordsError(f"{type(error).__name__} at offset {start}: {error}") from error
                     self.seek(tp, start + 1)
                     return [_unreadable(tp, start)]
-                except (errors.CorruptRecordException, errors.UnsupportedCodecError) as error:
-                    raise UnreadableRecordsError(str(error)) from error
-                except errors.KafkaError:
-                    raise
-                except Exception as error:  # of a decompressor, or of a batch whose lengths are wrong
-                    raise UnreadableRecordsError(f"{type(error).__name__}: {error}") from error
         except BrokerError:
             for back, offset in list(self._next.items()):
                 self.seek(back, offset)
