@@ -29,6 +29,8 @@ class Decision(StrEnum):
     PREEMPTED_AFTER_FAILURE = "preempted_after_failure"
     HELD_BACK = "held_back"
     PREFILL_BOUNDED = "prefill_bounded"
+    CHUNK_HALVED = "chunk_halved"
+    HEAT_BOUNDED = "heat_bounded"
 
 
 class FinishReason(StrEnum):
@@ -154,6 +156,7 @@ class EngineStats:
     preemptions_total: int = 0
     evictions_total: int = 0
     steps_total: int = 0
+    celsius: float | None = None
     interrupts_total: int = 0
     decisions: Mapping[Decision, int] = field(default_factory=dict)
     step_error_seconds_total: float = 0.0

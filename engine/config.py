@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.cache.spec import KVDtypeChoice
+from engine.thermal import ThermalPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class EngineConfig:
     urgent_reserved_seqs: int = 0
     urgent_reserved_blocks: int = 0
     inter_token_target_seconds: float | None = None
+    thermal: ThermalPolicy | None = None
     cold: ColdConfig | None = None
 
     def __post_init__(self) -> None:

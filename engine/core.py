@@ -12,12 +12,13 @@ from engine.cache.cold import ColdTier
 from engine.cache.manager import KVCacheManager
 from engine.cache.transfers import Transfers
 from engine.config import EngineConfig
-from engine.errors import CacheCapacityError, ContextLengthExceededError, InvalidRequestError
+from engine.errors import CacheCapacityError, ContextLengthExceededError, InvalidRequestError, is_out_of_memory
 from engine.flight import MAX_NAMED, Event, FlightRecorder
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, StepResult
 from engine.step_time import StepLoad
+from engine.thermal import ThermalGovernor
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class EngineCore:
         *,
         transfers: Transfers | None = None,
         clock: Callable[[], float] = time.monotonic,
+        governor: ThermalGovernor | None = None,
         check: bool = False,
     ) -> None:
         self.config = config
@@ -72,7 +74,7 @@ class EngineCore:
         )
         if transfers is not None:
             self.cache.cold = ColdTier(self.cache.pool, transfers, config.block_size)
-        self.scheduler = Scheduler(config, self.cache)
+        self.scheduler = Scheduler(config, self.cache, governor=governor)
         self.flight = FlightRecorder()
         self._clock = clock
         self._check = check
@@ -190,7 +192,8 @@ class EngineCore:
         sampled: list[SampledRow] = []
         error = error or self._attempt(batch, lambda: sampled.extend(self.runner.collect()))
         if error is not None:
-            result = self.scheduler.discard(batch, f"the step failed: {type(error).__name__}")
+            message = f"the step failed: {type(error).__name__}"
+            result = self.scheduler.discard(batch, message, out_of_memory=is_out_of_memory(error))
         else:
             result = self.scheduler.update(batch, sampled)
             self._count(batch, result, self._clock() - began - seconds_inside)
@@ -287,6 +290,7 @@ class EngineCore:
             preemptions_total=scheduler.num_preemptions,
             evictions_total=pool.num_evictions,
             steps_total=self._num_steps,
+            celsius=None if scheduler.governor is None else scheduler.governor.celsius,
             interrupts_total=self._num_interrupts,
             decisions={decision: scheduler.decisions[decision] for decision in Decision},
             step_error_seconds_total=scheduler.step_times.error_seconds_total,

@@ -81,3 +81,9 @@ class BlockCorruptError(EngineError):
     """A stored block is not what was written."""
 
     code = "block_corrupt"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device or the host had no memory for a step; each library has its own way to say so."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "can't allocate memory" in str(error) or "not enough memory" in str(error)

@@ -14,6 +14,7 @@ from engine.models import load_model
 from engine.models.weight_mode import ModeName, WeightMode
 from engine.runner import TorchRunner
 from engine.text.tokenizer import load_tokenizer
+from engine.thermal import find_governor
 from kernels.select import select_kernels
 
 DIGEST_PLACES = 1024
@@ -45,7 +46,8 @@ def load_model_and_core(
         sized = replace(sized, num_blocks=num_blocks)
     runner = TorchRunner(model, sized)
     transfers = None if sized.cold is None else open_transfers(sized.cold, runner.cache)
-    core = EngineCore(sized, runner, transfers=transfers, check=check)
+    governor = None if sized.thermal is None else find_governor("cpu", sized.thermal)
+    core = EngineCore(sized, runner, transfers=transfers, governor=governor, check=check)
     core.warm_up()
     computes = f"{kernels.name}: {kernels.note}" if kernels.note else kernels.name
     info = ModelInfo(name or path.stem, sized.max_model_len, model.spec.vocab_size, computes)

@@ -17,6 +17,7 @@ from engine.predictors import OutputLengthPredictor
 from engine.request import Request, RequestStatus
 from engine.step_budget import StepBudget
 from engine.step_time import StepTimeModel
+from engine.thermal import Heat, ThermalGovernor
 from engine.waiting_queue import WaitingQueue
 
 MAX_PROMISE_WAITS = 32
@@ -48,15 +49,17 @@ class Scheduler:
         *,
         policy: PriorityPolicy | None = None,
         lengths: OutputLengthPredictor | None = None,
+        governor: ThermalGovernor | None = None,
     ) -> None:
         self.config = config
         self.cache = cache
         self.policy = policy or PriorityPolicy()
         self.lengths = lengths or OutputLengthPredictor()
+        self.governor = governor
         self.step_times = StepTimeModel()
         self.tenants = TenantCounters()
         self.running: list[Request] = []
-        self.waiting = WaitingQueue(self.policy, self.tenants)
+        self.waiting = WaitingQueue(self.policy, self.tenants, self.lengths)
         self.loads = Loads(cache, self.waiting)
         self.decisions: Counter[Decision] = Counter()
         self._admission = Admission(config, cache, self.lengths)
@@ -124,7 +127,7 @@ class Scheduler:
         if suspect is not None and suspect.status is RequestStatus.WAITING:
             self._make_room_for_suspect(suspect, now)
         budget = StepBudget(
-            self.config.max_num_batched_tokens,
+            self._max_step_tokens(now),
             [request for request in self.running if request.is_decoding],
             step_times=self.step_times,
             target_seconds=self.config.inter_token_target_seconds,
@@ -201,14 +204,19 @@ class Scheduler:
                 result.finished.append(request)
         return result
 
-    def discard(self, batch: ScheduledBatch, message: str) -> StepResult:
-        """The step failed: nothing it wrote is kept. Its requests run again alone; one that fails alone ends."""
+    def discard(self, batch: ScheduledBatch, message: str, *, out_of_memory: bool = False) -> StepResult:
+        """The step failed: nothing it wrote is kept. Its requests run again alone; one that fails alone ends. Where
+        memory was short they run again together, with half the chunks."""
         self.cache.discard_step()
         result = StepResult()
         by_id = {request.request_id: request for request in self.running}
+        halved = 0
+        if out_of_memory:
+            halved = sum(self._halve_chunk(by_id[row.request_id], len(row.token_ids)) for row in batch.rows)
+        self.decisions[Decision.CHUNK_HALVED] += halved
         for row in batch.rows:
             request = by_id[row.request_id]
-            request.num_failed_steps += 1
+            request.num_failed_steps += not halved
             if len(batch.rows) == 1 and request.num_failed_steps >= MAX_FAILED_STEPS:
                 result.errors[request.request_id] = message
                 self.finish(request, FinishReason.ERROR)
@@ -216,6 +224,13 @@ class Scheduler:
             else:
                 self.preempt(request, Decision.PREEMPTED_AFTER_FAILURE)
         return result
+
+    def _halve_chunk(self, request: Request, num_tokens: int) -> bool:
+        """Not below a block: what has no room for that fails."""
+        if num_tokens <= self.config.block_size:
+            return False
+        request.prefill_chunk = max(self.config.block_size, num_tokens // 2)
+        return True
 
     def _schedule_running(self, request: Request, budget: StepBudget, rows: list[ScheduledRow], now: float) -> None:
         """Add one running request to the step, preempting others if it must."""
@@ -249,7 +264,8 @@ class Scheduler:
             self._num_rest_steps -= 1
             return
         lane, is_held = not any(request.has_lane for request in self.running), False
-        order = self.waiting.in_order(now, is_lane_free=lane)
+        is_cool = self.governor is None or self.governor.heat is Heat.COOL
+        order = self.waiting.in_order(now, is_lane_free=lane, is_cool=is_cool)
         for place, request in enumerate(order):
             if not budget.has_prefill_room:
                 return
@@ -335,6 +351,14 @@ class Scheduler:
         budget.take(request, num_new)
         rows.append(self._row(request, num_new))
         return True
+
+    def _max_step_tokens(self, now: float) -> int:
+        """Of a step at this temperature; a token for each running answer is in it at any."""
+        if self.governor is None:
+            return self.config.max_num_batched_tokens
+        self.governor.look(now)
+        self.decisions[Decision.HEAT_BOUNDED] += self.governor.heat is not Heat.COOL
+        return max(self.config.max_num_seqs, int(self.governor.budget_share * self.config.max_num_batched_tokens))
 
     def _max_chunk(self, request: Request) -> int:
         return min(request.prefill_chunk or self.config.prefill_chunk_size, self.config.max_num_batched_tokens)

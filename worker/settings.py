@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from engine.api import PriorityClass
 from engine.cache.spec import KVDtypeChoice
 from engine.config import ColdConfig, EngineConfig
+from engine.thermal import ThermalPolicy
 from topics.names import TopicNames
 from topics.routes import Route, RouteTable
 from worker.backpressure import DEFAULT_THRESHOLDS, Backpressure, Thresholds
@@ -52,6 +53,7 @@ Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Celsius = Annotated[float, Field(gt=0, le=150, allow_inf_nan=False)]
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 ByClass = Annotated[dict[PriorityClass, Ratio], json_like('{"urgent": 0.98, "standard": 0.92, "bulk": 0.85}')]
@@ -144,6 +146,9 @@ class Settings(BaseSettings):
     prefill_chunk_hook: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
     inter_token_target_ms: Count | None = None
     enable_interrupts: bool = True
+    enable_thermal_governor: bool = True
+    thermal_warn_celsius: Celsius = 78.0
+    thermal_limit_celsius: Celsius = 85.0
     urgent_reserved_seqs: Annotated[int, Field(ge=0)] | None = None
     urgent_reserved_blocks: Annotated[int, Field(ge=0)] | None = None
     enable_prefix_caching: bool = True
@@ -219,6 +224,9 @@ class Settings(BaseSettings):
             prefill_chunk_size=self.prefill_chunk_size,
             enable_prefix_caching=self.enable_prefix_caching,
             enable_interrupts=self.enable_interrupts,
+            thermal=ThermalPolicy(self.thermal_warn_celsius, self.thermal_limit_celsius)
+            if self.enable_thermal_governor
+            else None,
             urgent_reserved_seqs=_or(self.urgent_reserved_seqs, self.max_num_seqs // RESERVED_PART),
             urgent_reserved_blocks=_or(self.urgent_reserved_blocks, self.num_blocks // RESERVED_PART),
             inter_token_target_seconds=_or(self.inter_token_target_ms, self.streaming_timeout_ms // 2) / 1000,

@@ -10,6 +10,7 @@ from engine.policy import PriorityPolicy
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.step_time import StepLoad
+from engine.thermal import ScriptedSensor, ThermalGovernor, ThermalPolicy, ThermalReading
 
 ROOT = root_hash(tenant="", model_digest="m", layout_id="l")
 
@@ -19,6 +20,7 @@ class OneTokenRunner:
 
     def __init__(self) -> None:
         self.fail_steps = 0
+        self.failure: Exception = RuntimeError("made to fail")
         self.batch = ScheduledBatch()
 
     def segments(self, batch: ScheduledBatch) -> list[Layers]:
@@ -28,7 +30,7 @@ class OneTokenRunner:
         self.batch = batch
         if self.fail_steps:
             self.fail_steps -= 1
-            raise RuntimeError("made to fail")
+            raise self.failure
 
     def sample(self) -> None:
         pass
@@ -316,3 +318,40 @@ def test_prefill_beside_running_streams_ends_where_the_step_would_take_too_long(
     other = core_of(num_blocks=64, inter_token_target_seconds=0.01)
     other.add(request("alone", tuple(range(40, 72)), 2))
     assert other.scheduler.schedule(0.0).num_prefill_tokens == 32
+
+
+def test_a_hot_device_gets_smaller_steps_and_prompts_with_short_answers_first() -> None:
+    """Half the tokens when hot, and the full number again when it has cooled down."""
+    config = EngineConfig(block_size=4, num_blocks=64, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=96)
+    sensor = ScriptedSensor([ThermalReading(90.0), ThermalReading(40.0)])
+    now = [0.0]
+    governor = ThermalGovernor(sensor, ThermalPolicy())
+    core = EngineCore(config, OneTokenRunner(), governor=governor, clock=lambda: now[0], check=True)
+    core.add(request("writes", tuple(range(8)), 20))
+    core.add(request("reads", tuple(range(20, 52)), 2, arrival_seconds=0.5))
+    assert [(r.request_id, len(r.token_ids)) for r in core.scheduler.schedule(0.0).rows] == [("reads", 16)]
+    core.scheduler.discard(ScheduledBatch(), "")
+    assert core.scheduler.decisions[Decision.HEAT_BOUNDED] == 1
+    now[0] = 2.0
+    finish(core)
+    assert core.scheduler.decisions[Decision.HEAT_BOUNDED] == 1 and core.stats().celsius == 40.0
+
+
+def test_a_step_that_was_out_of_memory_runs_again_with_half_the_chunks() -> None:
+    """Nobody is blamed for it, unless not even a block finds room."""
+    core = core_of(num_blocks=64)
+    runner = core.runner
+    assert isinstance(runner, OneTokenRunner)
+    runner.failure = MemoryError()
+    core.add(request("long", tuple(range(32)), 2))
+    runner.fail_steps = 1
+    core.step()
+    core.step()
+    assert len(runner.batch.rows[0].token_ids) == 16
+    finish(core)
+    core.add(request("again", tuple(range(40, 72)), 2))
+    runner.fail_steps = 100
+    result = core.step()
+    while not result.errors:
+        result = core.step()
+    assert set(result.errors) == {"again"} and core.scheduler.decisions[Decision.CHUNK_HALVED] == 1 + 3
