@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,11 +51,9 @@ class NvmlSensor:
     """One NVIDIA device by `nvidia-ml-py`. Raises what that raises where there is no driver or no such device."""
 
     def __init__(self, index: int = 0, nvml: Any = None) -> None:
-        if nvml is None:
-            import pynvml as nvml  # type: ignore[import-untyped,import-not-found,unused-ignore]
-        self._nvml = nvml
-        nvml.nvmlInit()
-        self._device = nvml.nvmlDeviceGetHandleByIndex(index)
+        self._nvml = import_module("pynvml") if nvml is None else nvml
+        self._nvml.nvmlInit()
+        self._device = self._nvml.nvmlDeviceGetHandleByIndex(index)
         self.name = f"NVML device {index}"
 
     def read(self) -> ThermalReading | None:
@@ -105,9 +104,7 @@ class ThermalPolicy:
 
     def __post_init__(self) -> None:
         if not self.warn_celsius < self.limit_celsius:
-            raise ValueError(
-                f"thermal_warn_celsius ({self.warn_celsius}) must be below {self.limit_celsius}, the limit"
-            )
+            raise ValueError(f"thermal_warn_celsius must be below the limit, {self.limit_celsius}")
 
     def next_heat(self, heat: Heat, reading: ThermalReading) -> Heat:
         warn, limit = self.warn_celsius, self.limit_celsius

@@ -1,8 +1,9 @@
 """What the scheduler decides, how good its guesses are and how busy the engine is, from its latest snapshot."""
 
+import math
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.api import Decision, EngineStats
@@ -22,6 +23,9 @@ class SchedulerCollector(Collector):
         for decision in Decision:
             decisions.add_metric([decision.value], stats.decisions.get(decision, 0))
         yield decisions
+        celsius = math.nan if stats.celsius is None else stats.celsius
+        text = "Temperature that the thermal governor goes by; NaN without a sensor."
+        yield GaugeMetricFamily("v4flash_device_temperature_celsius", text, value=celsius)
         for name, text, value in (
             ("engine_steps", "Steps of the engine.", stats.steps_total),
             ("engine_busy_seconds", "Seconds in steps; its rate is the busy ratio.", stats.busy_seconds_total),
