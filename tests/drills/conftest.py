@@ -34,10 +34,17 @@ async def ledger(kafka: KafkaServer, prefix: str) -> AsyncIterator[Ledger]:
         yield ledger
 
 
+@pytest.fixture
+async def model_ledger(kafka: KafkaServer, prefix: str) -> AsyncIterator[Ledger]:
+    """For workers on the real small model, whose answers are not known beforehand."""
+    async with opened(kafka.bootstrap_servers, prefix, any_text=True, max_tokens=96) as ledger:
+        yield ledger
+
+
 @asynccontextmanager
-async def opened(bootstrap_servers: str, prefix: str) -> AsyncIterator[Ledger]:
+async def opened(bootstrap_servers: str, prefix: str, **how: Any) -> AsyncIterator[Ledger]:
     """A ledger with its topics on this Kafka."""
-    ledger = Ledger(bootstrap_servers, prefix)
+    ledger = Ledger(bootstrap_servers, prefix, **how)
     await create_topics(ledger.broker.admin(), topics_of(ledger.names, max_body_bytes=4_000_000))
     await ledger.start()
     yield ledger

@@ -207,13 +207,6 @@ class Ledger:
         """What the group has committed of one partition."""
         return (await self._admin.committed(self.names.prefix, [tp]))[tp]
 
-    async def until_metadata(self, tp: TopicPartition, *, seconds: float = 60.0) -> None:
-        """The commit of the partition says more than its offset."""
-        ends = time.monotonic() + seconds
-        while (made := await self.commit_of(tp)) is None or not made.metadata:
-            assert time.monotonic() < ends, f"{tp}: {made}"
-            await asyncio.sleep(0.1)
-
     async def committed(self) -> dict[TopicPartition, int]:
         """What the group has committed now; the history must never go back."""
         tps = sorted({entry.where for entry in self.entries.values()})

@@ -44,6 +44,23 @@ async def test_kill_in_mid_stream(kafka, ledger, workers, passed):
     passed("SIGKILL in mid-stream")
 
 
+async def test_kill_in_mid_stream_of_a_real_model(kafka, model_ledger, workers, passed):
+    """The same on SmolLM2: each has a complete answer in the end."""
+    ledger, flags = model_ledger, {"engine": "model", "streaming_timeout_ms": 60_000}
+    first = workers.start(kafka.bootstrap_servers, **flags)
+    await workers.until_serving(first)
+    await ledger.send(20, "Tell me a long story about the sea,")
+    await ledger.until_streaming(16, seconds=180)
+    ledger.fault()
+    await workers.kill(first)
+    second = workers.start(kafka.bootstrap_servers, **flags)
+    await ledger.until_settled(seconds=240)
+    await ledger.until_committed()
+    assert await workers.end(second) == 0
+    assert ledger.num_twice >= 16
+    passed("SIGKILL in mid-stream, SmolLM2", ledger=ledger)
+
+
 async def test_kill_between_the_terminal_record_and_its_acknowledgement(kafka, proxy, ledger, workers, passed):
     """The broker has the record, the worker does not know: it is answered again, and the reader takes one."""
     first = workers.start(f"127.0.0.1:{proxy.port}")

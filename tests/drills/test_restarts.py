@@ -4,30 +4,46 @@ import signal
 
 import pytest
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(600)]
 
 STREAM = "tell [[tokens=200]] [[slow]]"
+SHORT = "tell [[tokens=20]]"
+
+
+async def restart_under_streams(ledger, workers, worker, text: str, later: str) -> str:
+    """Twenty streams, SIGUSR2, and prompts until the old process has ended; the longest silence of any reader."""
+    await workers.until_serving(worker)
+    (first,) = worker.tree()[:-1]
+    await ledger.send(20, text)
+    await ledger.until_streaming(20, seconds=180)
+    ledger.fault()
+    worker.signal(signal.SIGUSR2)
+    while len(worker.tree()) < 3:
+        await ledger.read(0.2)
+        assert worker.runs, worker.log.read_text()[-3000:]
+    second = worker.tree()[0]
+    while first.is_running():
+        await ledger.send(2, later)
+        await ledger.read(0.5)
+    assert second.is_running()
+    await ledger.until_settled(seconds=240)
+    await ledger.until_committed()
+    assert ledger.num_open_at_fault == 20
+    assert ledger.num_twice == 0
+    assert await workers.end(worker) == 0
+    return f"{max(entry.longest_silence for entry in ledger.entries.values()):.1f} s"
 
 
 async def test_a_restart_under_twenty_streams(kafka, ledger, workers, passed):
     """Each stream goes on in the process that began it, and later prompts are the next one's."""
     worker = workers.start(kafka.bootstrap_servers)
-    await workers.until_serving(worker)
-    (first,) = worker.tree()[:-1]
-    await ledger.send(20, STREAM)
-    await ledger.until_streaming(20)
-    ledger.fault()
-    worker.signal(signal.SIGUSR2)
-    while not (await ledger.read(0.2), len(worker.tree()) == 3)[1]:
-        assert worker.runs, worker.log.read_text()[-3000:]
-    second = worker.tree()[0]
-    while first.is_running():
-        await ledger.send(2, "tell [[tokens=20]]")
-        await ledger.read(0.5)
-    assert second.is_running()
-    await ledger.until_settled()
-    await ledger.until_committed()
-    assert ledger.num_twice == 0
-    silence = max(entry.longest_silence for entry in ledger.entries.values())
-    assert await workers.end(worker) == 0
-    passed(f"SIGUSR2 under 20 streams (longest silence {silence:.1f} s)")
+    silence = await restart_under_streams(ledger, workers, worker, STREAM, SHORT)
+    passed(f"SIGUSR2 under 20 streams (longest silence {silence})")
+
+
+async def test_a_restart_under_twenty_streams_of_a_real_model(kafka, model_ledger, workers, passed):
+    """The same on SmolLM2, which loads beside the streams."""
+    worker = workers.start(kafka.bootstrap_servers, engine="model", streaming_timeout_ms=60_000)
+    text = "Tell me a long story about the sea,"
+    silence = await restart_under_streams(model_ledger, workers, worker, text, "Say hello,")
+    passed(f"SIGUSR2 under 20 streams, SmolLM2 (silence {silence})", ledger=model_ledger)
