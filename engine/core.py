@@ -22,6 +22,7 @@ from engine.thermal import ThermalGovernor
 
 _log = logging.getLogger(__name__)
 
+MAX_REST_SECONDS = 60.0
 PROBE_TOKENS = 64
 MIN_SAMPLE_TOKENS = 16
 """A step with fewer prefill tokens says little of what a token costs."""
@@ -100,7 +101,7 @@ class EngineCore:
         deadline = None if cold is None else cold.transfers.next_deadline
         if self.has_work and not (self._did_nothing and deadline is not None):
             return 0.0
-        return None if deadline is None else max(0.0, deadline - self._clock())
+        return None if deadline is None else min(max(0.0, deadline - self._clock()), MAX_REST_SECONDS)
 
     def check_request(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """Raise for what can never run: no prompt, longer than the context, larger than the cache."""

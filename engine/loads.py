@@ -28,14 +28,15 @@ class Loads:
         for owner in self._cache.take_landed():
             self._back_to_waiting(owner)
 
-    def start(self, now: float) -> None:
-        """Fetch what the cold tier has of waiting requests' prefixes, while they wait and while others run."""
+    def start(self, now: float, num_free_slots: int) -> None:
+        """Fetch what the cold tier has of waiting requests' prefixes, while they wait and while others run. Those that
+        no slot is free for load within a bound only."""
         if self._cache.cold is None:
             return
         for position, request in enumerate(self._waiting.in_order(now, is_lane_free=False)):
             if request.num_loads >= MAX_LOADS:
                 continue
-            decision = self._cache.start_load(request, is_head=position == 0)
+            decision = self._cache.start_load(request, may_start=position + len(self) < max(1, num_free_slots))
             if decision is GateDecision.LOAD:
                 request.num_loads += 1
                 self._waiting.remove(request)

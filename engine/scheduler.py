@@ -120,7 +120,7 @@ class Scheduler:
         self._scheduled = {}
         rows: list[ScheduledRow] = []
         self.loads.take_landed()
-        self.loads.start(now)
+        self.loads.start(now, self.config.max_num_seqs - len(self.running))
         self._make_room_for_urgent(now)
         suspects = [request for request in (*self.running, *self.waiting) if request.num_failed_steps]
         suspect = min(suspects, key=lambda request: self.policy.key(request, now), default=None)

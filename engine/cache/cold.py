@@ -79,13 +79,13 @@ class ColdTier:
             self.consider(block, depth, at_once=True)
         return True
 
-    def start(self, owner: str, hashes: Sequence[BlockHash], *, is_head: bool) -> GateDecision | None:
+    def start(self, owner: str, hashes: Sequence[BlockHash], *, may_start: bool) -> GateDecision | None:
         """Begin to load the leading `hashes` that are on the SSD, if that is cheaper than computing their tokens and
-        there is room; None where none of them is. Only the head of the queue may load beyond the prefetch share."""
+        there is room; None where none of them is. Only one that may start now loads beyond the prefetch share."""
         count = self.transfers.tier.num_leading(hashes)
         if not count:
             return None
-        decision = self._decide(owner, hashes[:count], is_head=is_head)
+        decision = self._decide(owner, hashes[:count], may_start=may_start)
         self.cost.decide(decision)
         if decision is GateDecision.RECOMPUTE:
             self.transfers.probe()
@@ -98,16 +98,16 @@ class ColdTier:
         self.is_warm = True
         hashes = self.transfers.tier.hottest(int(PREFETCH_SHARE * len(self.pool.blocks)))
         if hashes:
-            self.start(WARM_UP, hashes, is_head=False)
+            self.start(WARM_UP, hashes, may_start=False)
 
-    def _decide(self, owner: str, hashes: Sequence[BlockHash], *, is_head: bool) -> GateDecision:
+    def _decide(self, owner: str, hashes: Sequence[BlockHash], *, may_start: bool) -> GateDecision:
         if self.transfers.is_hung:
             return GateDecision.OFF
         ahead = self.transfers.num_in_flight
         if not self.cost.is_cheaper(len(hashes), len(hashes) * self.block_size, num_ahead=ahead):
             return GateDecision.RECOMPUTE
         early = self.num_loading_blocks + sum(self._landed_for.values())
-        if not is_head and early + len(hashes) > PREFETCH_SHARE * len(self.pool.blocks):
+        if not may_start and early + len(hashes) > PREFETCH_SHARE * len(self.pool.blocks):
             return GateDecision.SHORTAGE
         blocks = self.pool.allocate(len(hashes))
         if blocks is None:

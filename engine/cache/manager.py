@@ -83,7 +83,7 @@ class KVCacheManager:
                 self.cold.consider(block, depth)
         return num_loaded
 
-    def start_load(self, request: Request, *, is_head: bool) -> GateDecision | None:
+    def start_load(self, request: Request, *, may_start: bool) -> GateDecision | None:
         """Begin to fetch what the pool misses of a waiting request's prefix from the cold tier, if that pays."""
         if self.cold is None or not self.enable_prefix_caching:
             return None
@@ -96,7 +96,7 @@ class KVCacheManager:
         prefix = [block for h in hashes[:found] if (block := self.pool.find(h)) is not None]
         for block in prefix:
             self.pool.acquire(block)
-        decision = self.cold.start(owner, missing, is_head=is_head)
+        decision = self.cold.start(owner, missing, may_start=may_start)
         self.pool.release(prefix)
         if decision is GateDecision.LOAD:
             self._promise(owner, missing[: self.cold.num_blocks_of(owner)])

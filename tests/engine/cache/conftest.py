@@ -1,15 +1,26 @@
-"""A disk in memory that fails on request, and blocks to write to it."""
+"""A disk in memory that fails on request, blocks to write to it, and a core whose model is arithmetic."""
 
 import errno
 import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.batch import Layers, SampledRow, ScheduledBatch
+from engine.cache.block import root_hash
+from engine.cache.cost import TransferCost
 from engine.cache.disk import Disk, aligned_buffer
+from engine.cache.disk_tier import DiskTier
 from engine.cache.record import HEADER_BYTES, RecordHeader, body_checksum, record_bytes
+from engine.cache.segments import SegmentStore
+from engine.cache.transfers import Transfers
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.request import Request
+from engine.sampling_params import SamplingParams
 
 PAYLOAD_BYTES = 64
 
@@ -114,3 +125,98 @@ def make_record(name: object, depth: int = 0) -> tuple[RecordHeader, memoryview]
 @pytest.fixture
 def record() -> Callable[..., tuple[RecordHeader, memoryview]]:
     return make_record
+
+
+VOCABULARY = 97
+ROOT = root_hash(tenant="", model_digest="test", layout_id="test")
+SIZE, NUM_BLOCKS = 4, 24
+
+
+def next_token(tokens: list[int]) -> int:
+    """A model whose every token depends on all tokens before it."""
+    value = 7
+    for token in tokens:
+        value = (value * 31 + token + 1) % 1_000_003
+    return value % VOCABULARY
+
+
+def expected(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class TokenMemory:
+    """Keeps a byte for each token where a model keeps KV, and answers from what it reads there."""
+
+    bytes_per_block = SIZE
+
+    def __init__(self) -> None:
+        self.num_computed = 0
+        self.cells = bytearray(NUM_BLOCKS * SIZE)
+        self.fail_next = False
+        self.batch = ScheduledBatch()
+
+    def block_bytes(self, block_id: int) -> memoryview:
+        return memoryview(self.cells)[block_id * SIZE : (block_id + 1) * SIZE]
+
+    def segments(self, batch: ScheduledBatch) -> list[Layers]:
+        return [(0, 1)]
+
+    def launch(self, batch: ScheduledBatch, layers: Layers) -> None:
+        self.batch = batch
+        self.num_computed += batch.num_tokens
+        for row in batch.rows:
+            for position, token in enumerate(row.token_ids, start=row.start):
+                self.cells[row.block_table[position // SIZE] * SIZE + position % SIZE] = token
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("made to fail")
+
+    def sample(self) -> None:
+        pass
+
+    def collect(self) -> list[SampledRow]:
+        sampled = []
+        for row in self.batch.rows:
+            if row.sample:
+                positions = range(row.start + len(row.token_ids))
+                read = [self.cells[row.block_table[p // SIZE] * SIZE + p % SIZE] for p in positions]
+                sampled.append(SampledRow(row.request_id, next_token(read)))
+        return sampled
+
+
+class TokenCores:
+    """Cores over one directory of one disk, one after the other, and requests whose right answer is known."""
+
+    num_blocks, vocabulary = NUM_BLOCKS, VOCABULARY
+
+    def __init__(self, directory: Path, disk: MemoryDisk) -> None:
+        self.directory, self.disk = directory, disk
+
+    def open(self, *, second_touch: bool = True, block_seconds: float = 1e-4, **options: Any) -> EngineCore:
+        """`core.runner` counts `num_computed` tokens and fails its next step after `fail_next`."""
+        config = EngineConfig(
+            block_size=SIZE, num_blocks=NUM_BLOCKS, max_num_seqs=6, max_num_batched_tokens=20, max_model_len=96
+        )
+        memory, record = TokenMemory(), record_bytes(SIZE)
+        stores = [SegmentStore(self.directory, 64 * record, 8 * record, self.disk)]
+        tier = DiskTier(stores, second_touch=second_touch, clock=lambda: 0.0)
+        tier.open()
+        cost = TransferCost(num_readers=2, block_seconds=block_seconds, token_seconds=1.0)
+        transfers = Transfers(tier, memory, cost, **{"num_write_slots": 8, **options})
+        return EngineCore(config, memory, transfers=transfers, check=True)
+
+    @staticmethod
+    def request(name: str, prompt: tuple[int, ...], max_tokens: int = 4, **fields: Any) -> Request:
+        return Request(name, prompt, SamplingParams(max_tokens=max_tokens, temperature=0), ROOT, **fields)
+
+    @staticmethod
+    def expected(request: Request) -> list[int]:
+        return expected(request.prompt_token_ids, request.params.max_tokens)
+
+
+@pytest.fixture
+def cores(tmp_path: Path, disk: MemoryDisk) -> TokenCores:
+    return TokenCores(tmp_path, disk)

@@ -1,0 +1,200 @@
+"""The SSD tier: worth its memory, harmless on a slow disk, as fast as the disk.
+
+python ops/bench/tiers.py --parts conversations,half,gate,direct --repetitions 3 --out out/bench
+
+Variants of a part share the model and take turns: one turn of every conversation each. Prints tables and writes JSON.
+"""
+
+import argparse
+import json
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+MEMORY_BLOCKS = 96
+"""Memory of the KV cache, in blocks; with the SSD on, the buffers of its copies come out of it."""
+NUM_SLOTS, NUM_READERS = 6, 2
+AGREEMENT = 0.8
+"""Of the first answers' first tokens, what has to be the same in all variants (bf16 sums depend on batch mates)."""
+SLOW_BYTES_PER_SECOND = 5e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default="conversations,half,gate,direct")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--gate-repetitions", type=int, default=5)
+    parser.add_argument("--conversations", type=int, default=12)
+    parser.add_argument("--directory", type=Path, default=Path("out/bench/l3"), help="on the disk to measure")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.directory.mkdir(parents=True, exist_ok=True)
+    parts = options.parts.split(",")
+    report: dict[str, Any] = {"machine": f"{platform.machine()}, {platform.processor()}", "command": sys.argv}
+    if "direct" in parts:
+        from disk_reads import compare
+
+        report["direct"] = compare(options.directory)
+    if set(parts) - {"direct"}:
+        bench = Bench(options)
+        for part in parts:
+            if part != "direct":
+                report[part] = getattr(bench, part)()
+    shutil.rmtree(options.directory)
+    (options.out / "tiers.json").write_text(json.dumps(report, indent=1))
+
+
+class Bench:
+    """One small model for all parts."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from conversations import Shape
+        from workloads import corpus
+
+        from engine.checkpoint.bundled import bundled_model_path
+        from engine.config import EngineConfig
+        from engine.models import load_model
+        from engine.text.tokenizer import load_tokenizer
+
+        self._options = options
+        self._model = load_model(bundled_model_path(), dtype="bf16")
+        self._corpus = corpus(load_tokenizer(bundled_model_path()).encode_text)
+        self._shape = Shape(options.conversations)
+        self._base = EngineConfig(
+            num_blocks=MEMORY_BLOCKS, max_num_seqs=4, max_num_batched_tokens=512, max_model_len=1024
+        )
+
+    def _cold(self, **changes: Any) -> Any:
+        """A tier in a directory of its own, large enough for everything."""
+        from engine.config import ColdConfig
+
+        directory = Path(tempfile.mkdtemp(dir=self._options.directory))
+        cold = ColdConfig((directory,), 1 << 30, num_write_slots=NUM_SLOTS, num_readers=NUM_READERS)
+        return replace(cold, **changes)
+
+    def _core(self, memory_blocks: int, cold: Any = None, disk: Any = None) -> Any:
+        from conversations import new_core
+
+        buffers = NUM_SLOTS + NUM_READERS if cold is not None else 0
+        return new_core(self._model, replace(self._base, num_blocks=memory_blocks - buffers, cold=cold), disk)
+
+    def _interleaved(self, cores: dict[str, Any], measured: dict[str, Any]) -> float:
+        """All turns on every core, turn by turn; returns the share of answers' first tokens that agree with the first
+        core's."""
+        from conversations import Talk
+
+        talks = {name: Talk(core, self._corpus, self._shape, name) for name, core in cores.items()}
+        names = list(talks)
+        for turn in range(self._shape.num_turns):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                measured[name].add(talks[name].run(1))
+        for core in cores.values():
+            core.close()
+        first, *others = [talk.histories for talk in talks.values()]
+        at = self._shape.num_new_tokens
+        pairs = [(a[at], b[at]) for other in others for a, b in zip(first, other, strict=True)]
+        return sum(a == b for a, b in pairs) / len(pairs)
+
+    def conversations(self) -> dict[str, Any]:
+        """Proof 3: equal memory, SSD off beside on with both admissions."""
+        return self._compare(
+            "working set 4 times the memory, equal memory",
+            {
+                "off": lambda: self._core(MEMORY_BLOCKS),
+                "on, second touch": lambda: self._core(MEMORY_BLOCKS, self._cold()),
+                "on, first touch": lambda: self._core(MEMORY_BLOCKS, self._cold(second_touch=False)),
+            },
+            self._options.repetitions,
+        )
+
+    def half(self) -> dict[str, Any]:
+        """Half the memory and the SSD beside the whole memory without."""
+        half = MEMORY_BLOCKS // 2
+        return self._compare(
+            "half the memory with the SSD beside the whole without",
+            {
+                "whole, off": lambda: self._core(MEMORY_BLOCKS),
+                "half, second touch": lambda: self._core(half, self._cold()),
+                "half, first touch": lambda: self._core(half, self._cold(second_touch=False)),
+            },
+            self._options.repetitions,
+        )
+
+    def gate(self) -> dict[str, Any]:
+        """Proof 4: a disk of 5 MB/s. Off twice, for the spread of off against off."""
+        from slow_disk import SlowDisk
+
+        def slowed(**changes: Any) -> Any:
+            cold = self._cold(second_touch=False, **changes)
+            return self._core(MEMORY_BLOCKS, cold, SlowDisk(SLOW_BYTES_PER_SECOND))
+
+        return self._compare(
+            "disk slowed to 5 MB/s",
+            {
+                "off": lambda: self._core(MEMORY_BLOCKS),
+                "off again": lambda: self._core(MEMORY_BLOCKS),
+                "gate and deadline": slowed,
+                "gate, no deadline": lambda: slowed(has_deadline=False),
+                "deadline, no gate": lambda: slowed(has_gate=False),
+            },
+            self._options.gate_repetitions,
+        )
+
+    def _compare(self, title: str, makers: dict[str, Any], repetitions: int) -> dict[str, Any]:
+        from conversations import Measured
+
+        measured = {name: Measured() for name in makers}
+        runs: dict[str, list[Measured]] = {name: [] for name in makers}
+        for _ in range(repetitions):
+            one = {name: Measured() for name in makers}
+            agreement = self._interleaved({name: make() for name, make in makers.items()}, one)
+            if agreement < AGREEMENT:
+                raise SystemExit(f"{title}: only {agreement:.2f} of the first tokens agree: no figures")
+            for name in makers:
+                measured[name].add(one[name])
+                runs[name].append(one[name])
+                print(f"  {name}: p50 {percentile(one[name].first_token_seconds, 50):.3f} s", flush=True)
+        print(f"\n{title}: {repetitions} repetitions, {self._shape}")
+        print("| | p50 s | p95 s | p99 s | p99 of each run | output tokens/s | from memory | from SSD | computed |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        rows = {name: row(measured[name], runs[name]) for name in makers}
+        for name, cells in rows.items():
+            shares = " | ".join(f"{cells[key]:.0%}" for key in ("l2", "l3", "computed"))
+            spread = f"{min(cells['p99_runs']):.2f} to {max(cells['p99_runs']):.2f}"
+            times = " | ".join(f"{cells[key]:.3f}" for key in ("p50", "p95", "p99"))
+            print(f"| {name} | {times} | {spread} | {cells['tokens_per_second']:.1f} | {shares} |", flush=True)
+        return rows
+
+
+def row(all_runs: Any, runs: list[Any]) -> dict[str, Any]:
+    """Percentiles of the time to the first token over all runs; the rate is the median of the runs."""
+    seconds = all_runs.first_token_seconds
+    return {
+        "p50": percentile(seconds, 50),
+        "p95": percentile(seconds, 95),
+        "p99": percentile(seconds, 99),
+        "p99_runs": [percentile(run.first_token_seconds, 99) for run in runs],
+        "p50_runs": [percentile(run.first_token_seconds, 50) for run in runs],
+        "p95_runs": [percentile(run.first_token_seconds, 95) for run in runs],
+        "tokens_per_second": statistics.median(run.tokens_per_second for run in runs),
+        "l2": all_runs.l2_tokens / all_runs.prompt_tokens,
+        "l3": all_runs.l3_tokens / all_runs.prompt_tokens,
+        "computed": 1 - (all_runs.l2_tokens + all_runs.l3_tokens) / all_runs.prompt_tokens,
+    }
+
+
+def percentile(values: list[float], rank: int) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * rank // 100)]
+
+
+if __name__ == "__main__":
+    here = str(Path(__file__).parent)  # the file `engine.py` here must not hide the package
+    sys.path = [entry for entry in sys.path if entry != here] + [str(Path(__file__).parents[2]), here]
+    main()
