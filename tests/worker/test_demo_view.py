@@ -10,8 +10,10 @@ from rich.console import Console
 from engine.api import PriorityClass
 from topics.attempts import AttemptEvent, EventKind
 from worker.client import Prompt
+from worker.demo import for_show
 from worker.demo_answer import DemoAnswer
 from worker.demo_view import DemoView, save_picture, summary
+from worker.settings import Settings
 
 
 def _answers() -> list[DemoAnswer]:
@@ -90,3 +92,11 @@ def test_the_picture_fetches_nothing(tmp_path: Path) -> None:
     assert picture.startswith("<svg")
     assert "url(http" not in picture
     assert "@font-face" not in picture
+
+
+def test_a_busy_machine_does_not_break_the_demo() -> None:
+    """No answer ends as stalled because two tokens took seconds; a longer limit of the settings stays."""
+    shown = for_show(Settings(streaming_timeout_ms=4000, first_token_timeout_ms=10**6))
+    assert shown.streaming_timeout_ms >= 60_000
+    assert shown.first_token_timeout_ms == 10**6
+    assert shown.group_id != for_show(Settings()).group_id
