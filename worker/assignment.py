@@ -112,6 +112,11 @@ class Assignment:
         named = [f"{tp.topic}:{tp.partition}" for tp in sorted(tps)[:MAX_NAMED]]
         self._flight.record(kind, self._clock.now(), count=len(tps), partitions=named)
 
+    def set_paused(self, tps: frozenset[TopicPartition]) -> None:
+        """These, and no others, are paused now, also after a rebalance."""
+        self.paused = tps
+        self._recorded("paused", tps)
+
     def polled(self, tp: TopicPartition, next_offset: int) -> None:
         """Everything before `next_offset` has been taken."""
         self.positions[tp] = max(next_offset, self.positions.get(tp, 0))

@@ -210,7 +210,7 @@ class Intake:
         if wanted != before:
             self._consumer.pause(wanted - before)
             self._consumer.resume((before - wanted) & self._assignment.open)
-            self._assignment.paused = wanted
+            self._assignment.set_paused(wanted)
 
     async def _wait_for_change(self) -> None:
         with contextlib.suppress(TimeoutError):

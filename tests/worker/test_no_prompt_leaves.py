@@ -1,4 +1,7 @@
-"""Whatever happens to a prompt, its text is in no log line, no error, no metric and no reason of a dead letter."""
+"""Whatever happens to a prompt, its text is in no log line, no error, no metric and no reason of a dead letter.
+
+Nor is its answer in a log line.
+"""
 
 import io
 import json
@@ -87,5 +90,6 @@ async def test_no_text_of_a_prompt_is_logged_or_told_in_an_error(rig, lines):
     assert SECRET not in metrics.exposition().decode()
     log = lines.getvalue()
     assert SECRET not in log
+    assert rig.answer("good") not in log
     assert "ValueError" in log
     assert "in encode_chat" in log
