@@ -1,7 +1,7 @@
 """A runner that writes down what each step computed and when, so that work and loss can be told afterwards."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ class RecordingRunner:
     """A `ModelRunner` around another one. Requests whose id begins with "urgent" are urgent, all others bulk."""
 
     runner: Any
+    clock: Callable[[], float] = time.monotonic
     steps: list[Step] = field(default_factory=list)
     _open: dict[int, Step] = field(default_factory=dict)
     _furthest: dict[str, int] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class RecordingRunner:
         rows: list[SampledRow] = self.runner.collect()
         step = self._last
         assert step is not None
-        step.ended = time.monotonic()
+        step.ended = self.clock()
         self._open = {key: value for key, value in self._open.items() if value is not step}
         for parked in self._open.values():
             parked.seconds_inside += step.ended - step.began
@@ -64,7 +65,7 @@ class RecordingRunner:
         return rows
 
     def _begin(self, batch: ScheduledBatch) -> Step:
-        step = Step(time.monotonic())
+        step = Step(self.clock())
         for row in batch.rows:
             count = len(row.token_ids)
             if row.request_id.startswith("urgent"):

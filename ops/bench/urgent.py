@@ -221,18 +221,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=15.0, help="of bulk alone, before and after")
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp32", "int8"])
+    parser.add_argument("--cpu-clock", action="store_true", help="for a machine that is not alone: see urgent_cpu.py")
     parser.add_argument("--kafka", action="store_true", help="through Kafka instead of Engine.generate")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.kafka:
+    if options.cpu_clock:
+        from urgent_cpu import measure_cpu
+
+        way, result = "EngineCore, on the CPU clock", measure_cpu(options)
+    elif options.kafka:
         from urgent_kafka import measure_through_kafka
 
         way, result = "through Kafka", asyncio.run(measure_through_kafka(options))
     else:
         way, result = "Engine.generate", asyncio.run(measure(options))
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    file = options.out / ("urgent-kafka.json" if options.kafka else "urgent.json")
+    file = options.out / f"urgent{'-kafka' if options.kafka else '-cpu' if options.cpu_clock else ''}.json"
     file.write_text(json.dumps({"machine": machine, "command": sys.argv, **result}, indent=1))
     report(way, result)
 
