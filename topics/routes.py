@@ -11,6 +11,7 @@ from topics.replies import NEST_END_HEADER, NEST_ERROR_HEADER
 from topics.reply_bodies import ReplyHeaders
 
 TENANT_GROUP = "tenant"
+TENANT_MARK = "{tenant}"
 MAX_REPLY_HEADERS = 16
 OUR_HEADERS = frozenset(
     [field.alias or name for name, field in ReplyHeaders.model_fields.items()]
@@ -20,6 +21,7 @@ OUR_HEADERS = frozenset(
 """Headers whose meaning on a reply is ours, in lower case."""
 
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+ReplyPrefix = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]|\{tenant\}){1,249}$")]
 HeaderName = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
 HeaderText = Annotated[str, Field(pattern=r"^[ -~]{1,512}$")]
 Priority = Literal["urgent", "standard", "bulk"]
@@ -30,6 +32,8 @@ class Route(BaseModel):
 
     With `order: key` the prompts of one key of a partition run one after another, in their order; else in any order.
     The tenant is `tenant` or the pattern's group of that name; `output_topic` None is the shared reply topic.
+    `reply_prefixes` say which reply topics these prompts may name, instead of those of the settings: the names
+    themselves and what follows them after a dot; `{tenant}` stands for the tenant.
     `reply_headers` stand on every reply, errors too: Spring's `__TypeId__`, for example.
     """
 
@@ -40,6 +44,7 @@ class Route(BaseModel):
     priority: Priority = "standard"
     tenant: str | None = None
     output_topic: TopicName | None = None
+    reply_prefixes: tuple[ReplyPrefix, ...] = ()
     reply_mode: ReplyMode = "final"
     reply_headers: dict[HeaderName, HeaderText] = Field(default_factory=dict, max_length=MAX_REPLY_HEADERS)
     trust_tenant: bool = False
@@ -68,6 +73,16 @@ class Route(BaseModel):
             if name.lower() in OUR_HEADERS:
                 raise ValueError(f"reply header {name} is the worker's own")
         return headers
+
+    def allows_reply_to(self, topic: str, tenant: str) -> bool:
+        """Whether a prompt of this tenant may name `topic`, by the `reply_prefixes` of the route."""
+        for prefix in self.reply_prefixes:
+            if TENANT_MARK in prefix and not tenant:
+                continue
+            name = prefix.replace(TENANT_MARK, tenant)
+            if topic == name or topic.startswith(f"{name}."):
+                return True
+        return False
 
     @property
     def wire_headers(self) -> tuple[tuple[str, bytes], ...]:

@@ -299,6 +299,7 @@ class WorkerApp:
                 names,
                 allowed_prefixes=settings.allowed_reply_prefixes,
                 forbidden=names.own | self._routes.topics,
+                carries_prompts=lambda topic: self._routes.match(topic) is not None,
                 clock=self._clock,
                 give_up_seconds=give_up,
             ),

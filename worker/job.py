@@ -100,6 +100,7 @@ class Job:
             envelope.salvaged,
             envelope.route,
             envelope.request_id,
+            tenant=tenant,
             claim=lambda topic: quotas.reply_topic(tenant, topic, began),
         )
         quotas.request(tenant, began)

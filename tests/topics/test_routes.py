@@ -83,3 +83,14 @@ def test_a_route_over_the_workers_own_records_is_refused(pattern: str) -> None:
 def test_the_default_routes_take_none_of_the_workers_own_records() -> None:
     """Also below another prefix."""
     RouteTable.default(TopicNames("acme")).check_names(TopicNames("acme"))
+
+
+def test_reply_prefixes_of_a_route_end_at_a_dot_and_stand_for_the_tenant() -> None:
+    """No tenant reaches a topic of one whose name begins as its own; without a tenant its marks allow nothing."""
+    route = Route(pattern="jobs-(?P<tenant>[a-z]+)", reply_prefixes=("answers.{tenant}", "shared"))
+    allowed = ["answers.acme", "answers.acme.r1", "shared", "shared.r1"]
+    refused = ["answers.acme2", "answers", "answers.other", "answers.", "sharedx", "answers.acme-2"]
+    assert [topic for topic in allowed + refused if route.allows_reply_to(topic, "acme")] == allowed
+    assert not route.allows_reply_to("answers.", "")
+    with pytest.raises(ValueError, match="reply_prefixes"):
+        Route(topics=("a",), reply_prefixes=("answers/{tenant}",))

@@ -13,6 +13,7 @@ from worker.clock import Clock
 from worker.replies.api import Destination, ReplyUndeliverable
 
 MAX_KNOWN_TOPICS = 10_000
+EVERY_TOPIC = "*"
 KNOWN_SECONDS = 30.0  # a topic may be deleted, or get more partitions
 PER_REQUEST_CONFIG = {"retention.ms": "3600000", "segment.ms": "600000", "cleanup.policy": "delete"}
 
@@ -27,6 +28,7 @@ class ReplyRoutes:
         *,
         allowed_prefixes: Collection[str],
         forbidden: frozenset[str],
+        carries_prompts: Callable[[str], bool] = lambda topic: False,
         clock: Clock,
         give_up_seconds: float,
     ) -> None:
@@ -34,6 +36,7 @@ class ReplyRoutes:
         self._names = names
         self._allowed = tuple(allowed_prefixes)
         self._forbidden = forbidden
+        self._carries_prompts = carries_prompts
         self._clock = clock
         self._give_up_seconds = give_up_seconds
         self._partitions: dict[str, int] = {}
@@ -51,6 +54,7 @@ class ReplyRoutes:
         route: Route,
         request_id: str,
         *,
+        tenant: str = "",
         claim: Callable[[str], None] = lambda topic: None,
     ) -> Destination:
         """`claim` is told of a topic that is not ours before anything is done with it, and may raise. Raises
@@ -60,9 +64,14 @@ class ReplyRoutes:
         header = headers.reply_topic_header
         if headers.reply_topic is None or header is None:
             return default
+        allowed = (EVERY_TOPIC,) if route.reply_prefixes else self._allowed
         topic = validate_reply_topic(
-            headers.reply_topic, header=header, allowed_prefixes=self._allowed, forbidden=self._forbidden
+            headers.reply_topic, header=header, allowed_prefixes=allowed, forbidden=self._forbidden
         )
+        if route.reply_prefixes and not route.allows_reply_to(topic, tenant):
+            raise refused_reply_topic(header, "is outside the allowed prefixes")
+        if self._carries_prompts(topic):
+            raise refused_reply_topic(header, "must not carry prompts: the worker would answer itself")
         if topic not in (self._names.replies, default.topic):
             claim(topic)
         count = await self._looked_up(topic, may_create=topic == self._names.reply_for(request_id))
