@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-MEMORY_BLOCKS = 96
+MEMORY_BLOCKS = 32
 """Memory of the KV cache, in blocks; with the SSD on, the buffers of its copies come out of it."""
-NUM_SLOTS, NUM_READERS = 6, 2
+NUM_SLOTS, NUM_READERS = 4, 2
 AGREEMENT = 0.8
 """Of the first answers' first tokens, what has to be the same in all variants (bf16 sums depend on batch mates)."""
 SLOW_BYTES_PER_SECOND = 5e6
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--parts", default="conversations,half,gate,direct")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--gate-repetitions", type=int, default=5)
-    parser.add_argument("--conversations", type=int, default=12)
+    parser.add_argument("--conversations", type=int, default=8)
     parser.add_argument("--directory", type=Path, default=Path("out/bench/l3"), help="on the disk to measure")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args()
@@ -94,6 +94,7 @@ class Bench:
         for turn in range(self._shape.num_turns):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 measured[name].add(talks[name].run(1))
+            print(f"  turn {turn + 1} of {self._shape.num_turns} done", file=sys.stderr, flush=True)
         for core in cores.values():
             core.close()
         first, *others = [talk.histories for talk in talks.values()]

@@ -7,6 +7,7 @@ import pytest
 
 from engine.cache.block import root_hash
 from engine.cache.opening import open_transfers
+from engine.cache.spec import KVDtypeChoice
 from engine.checkpoint.bundled import bundled_model_path
 from engine.config import ColdConfig, EngineConfig
 from engine.core import EngineCore
@@ -35,12 +36,13 @@ def prompt() -> tuple[int, ...]:
     return load_tokenizer(bundled_model_path()).encode_text(TEXT)
 
 
-def open_core(model: Model, directory: Path | None, num_blocks: int = 16) -> EngineCore:
+def open_core(model: Model, directory: Path | None, kv_cache_dtype: KVDtypeChoice = "auto") -> EngineCore:
     config = EngineConfig(
         block_size=8,
-        num_blocks=num_blocks,
+        num_blocks=16,
         max_num_seqs=4,
         max_num_batched_tokens=64,
+        kv_cache_dtype=kv_cache_dtype,
         cold=None if directory is None else ColdConfig((directory,), 256 << 20, second_touch=False, has_deadline=False),
     )
     runner = TorchRunner(model, config)
@@ -120,4 +122,18 @@ def test_tokens_are_the_same_after_a_swap_at_every_step(
     core = open_core(model, tmp_path)
     assert answer(core, "swapped", prompt, preempt=True).output_token_ids == expected
     assert core.cache.cold is not None and core.cache.cold.loaded_blocks >= (NUM_TOKENS - 1) * (len(prompt) // 8)
+    core.close()
+
+
+@pytest.mark.model
+def test_int8_blocks_give_the_same_tokens_from_the_ssd_as_from_memory(
+    model: Model, prompt: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A block is stored as memory holds it, scales included, and never rounded again."""
+    core = open_core(model, tmp_path, "int8")
+    first = answer(core, "first", prompt).output_token_ids
+    drain(core)
+    core.cache.pool.evict_all()
+    again = answer(core, "again", prompt)
+    assert again.output_token_ids == first and again.num_loaded_tokens == (len(prompt) - 1) // 8 * 8
     core.close()
