@@ -19,10 +19,11 @@ from worker.broker.kafka_connection import KafkaConnection
 from worker.child import Child
 from worker.child_process import ChildProcess
 from worker.clock import SystemClock
-from worker.flight_log import FlightLog, HangWatch
+from worker.flight_log import FlightLog, HangWatch, written_on_sigquit
 from worker.handover import Handover
 from worker.health import Answering, HealthServer, Probes
 from worker.link import Link
+from worker.loop_watch import LoopWatch
 from worker.metrics import Metrics
 from worker.processes import PidProcess, fork, inherited, reap_orphans, spawn
 from worker.provision import RECORD_OVERHEAD_BYTES
@@ -116,20 +117,22 @@ class Serving:
         self.flight_log = FlightLog(self._engine.flight, settings.flight_recorder_dir)
 
     async def run(self, *, until_end: bool = False, handover: Handover | None = None) -> None:
-        _on_signals((signal.SIGQUIT,), lambda: self.flight_log.write("SIGQUIT"))
+        loop_watch = LoopWatch(lambda: self.flight_log.write("the event loop stands still"))
         try:
-            async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(self._watch())
-                await self.app.run(until_end=until_end, handover=handover)
-                watch.cancel()
+            with written_on_sigquit(self.flight_log), loop_watch:
+                async with asyncio.TaskGroup() as tasks:
+                    watch = tasks.create_task(self._watch(loop_watch))
+                    await self.app.run(until_end=until_end, handover=handover)
+                    watch.cancel()
         except Exception as error:
             self.flight_log.write(f"the worker ends with {_kinds(error)}")
             raise
         log.info("worker ended")
 
-    async def _watch(self) -> None:
+    async def _watch(self, loop_watch: LoopWatch) -> None:
         stats_log, hang, stalled = None if self._settings.disable_log_stats else StatsLog(), HangWatch(), False
         while True:
+            loop_watch.beat()
             if self._engine.health.ready:
                 stats = self._engine.stats()
                 self._metrics.observe_engine(stats)

@@ -1,10 +1,10 @@
 """The last steps and decisions, when something hangs, crashes, or somebody asks."""
 
-import asyncio
 import json
 import os
 import signal
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from engine.flight import FlightRecorder
 from engine.scripted import ScriptedEngine
 from worker.errors import StartError
 from worker.flight_log import FlightLog, HangWatch
+from worker.loop_watch import LoopWatch
 from worker.serve import Serving
 from worker.settings import Settings
 
@@ -36,7 +37,12 @@ def test_the_youngest_events_are_kept_and_written_for_their_owner_only(tmp_path:
     assert first is not None
     assert second is not None
     assert first != second
-    head, *events = lines(first)
+    head, *rest = lines(first)
+    threads = [event for event in rest if event["kind"] == "thread"]
+    assert any(
+        "test_the_youngest_events" in thread["stack"][-3] for thread in threads if thread["name"] == "MainThread"
+    )
+    events = rest[len(threads) :]
     assert head["reason"] == "because"
     assert [event["rows"] for event in events] == [2, 3, 4]
     assert stat.S_IMODE(first.stat().st_mode) == 0o600
@@ -83,7 +89,9 @@ class _App:
 
     async def run(self, **_: object) -> None:
         os.kill(os.getpid(), signal.SIGQUIT)
-        await asyncio.sleep(0.01)
+        for thread in threading.enumerate():
+            if thread.name == "flight log":
+                thread.join()
         if self._end is not None:
             raise self._end
 
@@ -99,3 +107,14 @@ async def test_sigquit_and_a_crash_write_the_recorder(tmp_path: Path, end: Excep
         with pytest.raises(ExceptionGroup):
             await serving.run()
     assert reasons(tmp_path) == ["SIGQUIT", *(["the worker ends with StartError"] if end is not None else [])]
+
+
+def test_a_loop_that_stands_is_told_once_and_again_after_it_has_moved() -> None:
+    """The thread sees what the loop cannot."""
+    told = threading.Semaphore(0)
+    with LoopWatch(told.release, stall_seconds=0.05) as watch:
+        assert told.acquire(timeout=10)
+        assert not told.acquire(timeout=0.1)
+        watch.beat()
+        assert told.acquire(timeout=10)
+    assert not watch._thread.is_alive()
