@@ -13,12 +13,48 @@ struct FewTask {
   int64_t first, end;                  // keys first .. end of the sequence
 };
 
+// Memory that will be read soon, fetched line by line in the order of its addresses: so the CPU sees a stream and runs
+// ahead of it by itself.
+class Coming {
+ public:
+  static constexpr int64_t kLineBytes = 64;
+  struct Run {
+    const char *begin, *end;
+  };
+
+  // With room for so many runs.
+  explicit Coming(Run* runs) : runs_(runs) {}
+
+  void clear() { num_runs_ = next_ = num_lines_ = 0; }
+  void add(const void* begin, int64_t num_bytes) {
+    const char* from = static_cast<const char*>(begin);
+    num_lines_ += num_bytes / kLineBytes + 1;
+    if (num_runs_ > 0 && runs_[num_runs_ - 1].end == from) runs_[num_runs_ - 1].end += num_bytes;
+    else runs_[num_runs_++] = {from, from + num_bytes};
+  }
+  // Lines to fetch at each of so many calls.
+  void divide(int64_t num_calls) { at_once_ = (num_lines_ + num_calls - 1) / num_calls; }
+  void fetch() {
+    for (int64_t i = 0; i < at_once_ && next_ < num_runs_; ++i) {
+      Run& run = runs_[next_];
+      _mm_prefetch(run.begin, kHint);
+      run.begin += kLineBytes;
+      next_ += run.begin >= run.end;
+    }
+  }
+
+ private:
+  static constexpr auto kHint = _MM_HINT_T0;
+  Run* runs_;
+  int64_t num_runs_ = 0, next_ = 0, num_lines_ = 0, at_once_ = 0;
+};
+
 template <class T>
 class FewRows {
  public:
   static constexpr int kSlice = 4;  // rows that share one pass over a tile in registers
   static constexpr int kKeys = 32;  // of a tile
-  static constexpr int kLineBytes = 64;
+  static constexpr int kSome = 4;   // keys whose scores are computed at a time
 
   // For tasks of at most max_rows rows a key head.
   FewRows(const Paged<T>& paged, int64_t max_rows)
@@ -27,7 +63,7 @@ class FewRows {
     Scratch& scratch = Scratch::of_thread<FewRows>();
     scratch.reset(Scratch::padded<float>(rows * paged.head_dim) + Scratch::padded<float>(rows * padded_) +
                   2 * Scratch::padded<float>(rows) + Scratch::padded<float>(kSlice * kKeys) +
-                  2 * Scratch::padded<const T*>(kKeys));
+                  2 * Scratch::padded<const T*>(kKeys) + Scratch::padded<Coming::Run>(2 * kKeys * paged.num_kv_heads));
     query_ = scratch.take<typename Dot<T>::Element>(rows * paged.head_dim);
     values_ = scratch.take<float>(rows * padded_);
     max_ = scratch.take<float>(rows);
@@ -35,6 +71,7 @@ class FewRows {
     scores_ = scratch.take<float>(kSlice * kKeys);
     rows_ = scratch.take<const T*>(kKeys);
     next_rows_ = scratch.take<const T*>(kKeys);
+    coming_ = Coming(scratch.take<Coming::Run>(2 * kKeys * paged.num_kv_heads));
   }
 
   // finish(key head, row, partial) is called for each row; `next` is what this thread does afterwards, if anything.
@@ -47,7 +84,7 @@ class FewRows {
     for (int64_t key = task.first; key < task.end; key += kKeys) {
       const int count = tile_len(task, key);
       std::swap(rows_, next_rows_);
-      prepare(task, key + kKeys, next);
+      prepare(task, key + kKeys, count, next);
       const auto visible = [&](int64_t row) { return first_position + row / paged_.group + 1 - key; };
       for (int64_t h = 0; h < task.num_kv_heads; ++h) {
         head_offset_ = h * paged_.block_size * paged_.head_dim;
@@ -84,42 +121,36 @@ class FewRows {
     std::fill_n(values_, task.num_kv_heads * num_rows * padded_, 0.f);
   }
 
-  // Finds the rows of the tile that comes after the present one, so that it can be prefetched.
-  void prepare(const FewTask& task, int64_t key, const FewTask* next) {
+  // Finds the rows of the tile that comes after the present one of `count` keys, and begins to fetch them.
+  void prepare(const FewTask& task, int64_t key, int count, const FewTask* next) {
     const FewTask* of = key < task.end ? &task : next;
-    num_next_ = 0;
+    coming_.clear();
     if (!of) return;
-    const int64_t first = of == &task ? key : next->first;
-    num_next_ = tile_len(*of, first);
-    paged_.key_rows(of->seq, of->kv_head, first, num_next_, next_rows_);
+    const int64_t first = of == &task ? key : next->first, dim = paged_.head_dim;
+    const int num_rows = tile_len(*of, first);
+    paged_.key_rows(of->seq, of->kv_head, first, num_rows, next_rows_);
+    for (int j = 0, end = 0; j < num_rows; j = end) {  // rows that lie side by side
+      for (end = j + 1; end < num_rows && next_rows_[end] == next_rows_[end - 1] + dim;) ++end;
+      for (const int64_t part : {int64_t{0}, paged_.value_offset}) {
+        for (int64_t h = 0; h < of->num_kv_heads; ++h) {
+          const T* from = next_rows_[j] + part + h * paged_.block_size * dim;
+          coming_.add(from, (end - j) * dim * static_cast<int64_t>(sizeof(T)));
+        }
+      }
+    }
+    coming_.divide(task.num_kv_heads * (count + (count + kSome - 1) / kSome));
   }
 
-  void prefetch(int j, int64_t offset) const {
-    if (j >= num_next_) return;
-    const char* line = reinterpret_cast<const char*>(next_rows_[j] + head_offset_ + offset);
-    const int64_t size = paged_.head_dim * static_cast<int64_t>(sizeof(T));
-    for (int64_t i = 0; i < size; i += kLineBytes) _mm_prefetch(line + i, _MM_HINT_T0);
-  }
-
-  // Rows row .. row + num_rows of the state over the tile; the first slice of a head prefetches the next tile's.
+  // Rows row .. row + num_rows of the state over the tile; the first slice of a head fetches from the next one.
   template <int num_rows, class Sees>
   void slice(int64_t row, int count, bool first, Sees sees) {
     const int width = (count + kLanes - 1) / kLanes * kLanes;
-    for (int j = 0; j < width; j += kLanes) {
-      if (first) {
-        for (int i = 0; i < kLanes; ++i) prefetch(j + i, 0);
-      }
-      score<num_rows>(row, j, count);
-    }
+    for (int j = 0; j < width; j += kLanes) score<num_rows>(row, j, count, first);
     for (int r = 0; r < num_rows; ++r) {
       const auto seen = static_cast<int>(std::min<int64_t>(count, sees(r)));
       float* line = scores_ + r * kKeys;
       const float shrink = soften<precision>(line, width, seen, paged_.scale, max_[row + r], sum_[row + r]);
       scale_row(values_ + (row + r) * padded_, padded_, shrink);
-    }
-    if (first) {
-      for (int j = width; j < num_next_; ++j) prefetch(j, 0);
-      for (int j = count; j < num_next_; ++j) prefetch(j, paged_.value_offset);
     }
     float* to = values_ + row * padded_;
     int64_t i = 0;
@@ -134,12 +165,13 @@ class FewRows {
 
   // Scores of query rows with kLanes keys of the tile, some keys at a time.
   template <int num_rows>
-  void score(int64_t row, int j, int count) {
-    constexpr int step = Dot<T>::kWidth, some = kLanes / 4;
+  void score(int64_t row, int j, int count, bool with_fetch) {
+    constexpr int step = Dot<T>::kWidth, some = kSome;
     const int64_t dim = paged_.head_dim;
     const auto* q = query_ + row * dim;
     Vec sums[num_rows][kLanes];
     for (int i = 0; i < kLanes; i += some) {
+      if (with_fetch) coming_.fetch();
       const T* keys[some];
       for (int n = 0; n < some; ++n) keys[n] = rows_[std::min(j + i + n, count - 1)] + head_offset_;
       Vec part[num_rows][some];
@@ -164,14 +196,14 @@ class FewRows {
 
   // values[num_rows][offset ..] += probabilities [num_rows, count] times the values of the tile there.
   template <int num_rows, int vectors>
-  void add_values(float* to, int64_t offset, int lanes, int count, bool with_prefetch) const {
+  void add_values(float* to, int64_t offset, int lanes, int count, bool with_fetch) {
     Vec sums[num_rows][vectors];
     for (int r = 0; r < num_rows; ++r) {
       for (int v = 0; v < vectors; ++v) sums[r][v] = load(to + r * padded_ + offset + v * kLanes);
     }
     for (int j = 0; j < count; ++j) {
       const T* value = rows_[j] + head_offset_ + paged_.value_offset + offset;
-      if (with_prefetch) prefetch(j, paged_.value_offset);
+      if (with_fetch) coming_.fetch();
       Vec x[vectors];
       for (int v = 0; v < vectors; ++v) x[v] = load_lanes(value + v * kLanes, lanes);
       for (int r = 0; r < num_rows; ++r) {
@@ -190,7 +222,7 @@ class FewRows {
   typename Dot<T>::Element* query_;
   float *values_, *max_, *sum_, *scores_;
   const T **rows_, **next_rows_;
-  int num_next_ = 0;
+  Coming coming_{nullptr};  // the next tile
   const FewTask* prepared_ = nullptr;  // whose first tile next_rows_ holds
 };
 
