@@ -28,7 +28,7 @@ from worker.memory import available_bytes, resident_bytes
 LOOK_SECONDS = 5.0
 SETTLE_SECONDS = 60.0
 HAND_OVER_SECONDS = 30.0
-AT_ONCE_SECONDS = 5.0
+AT_ONCE_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -234,7 +234,7 @@ class Supervisor:
         for child in self._children:
             child.stop()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._stopping.grace_seconds + 1.0):
+            async with asyncio.timeout(self._stopping.grace_seconds):
                 await unless(self._at_once, self._wait_ended())
         for child in self._children:
             child.stop(at_once=True)

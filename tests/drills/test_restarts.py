@@ -1,6 +1,8 @@
 """SIGUSR2: another process takes over while streams are open."""
 
+import asyncio
 import signal
+import subprocess
 
 import pytest
 
@@ -47,3 +49,28 @@ async def test_a_restart_under_twenty_streams_of_a_real_model(kafka, model_ledge
     text = "Tell me a long story about the sea,"
     silence = await restart_under_streams(model_ledger, workers, worker, text, "Say hello,")
     passed(f"SIGUSR2 under 20 streams, SmolLM2 (silence {silence})", ledger=model_ledger)
+
+
+NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+async def test_a_worker_that_is_process_1(kafka, ledger, workers, passed):
+    """As in a container: it hears SIGUSR2 and SIGTERM, which the system keeps from a process 1 that does not listen."""
+    if await asyncio.to_thread(subprocess.call, [*NAMESPACE, "true"], stderr=subprocess.DEVNULL):
+        pytest.skip("needs the right to make a namespace of processes")
+    worker = workers.start(kafka.bootstrap_servers, within=NAMESPACE)
+    await workers.until_serving(worker)
+    serving, first, _ = worker.tree()
+    await ledger.send(12, "tell [[tokens=100]] [[slow]]")
+    await ledger.until_streaming(12)
+    ledger.fault()
+    first.send_signal(signal.SIGUSR2)
+    while serving.is_running():
+        await ledger.send(1, SHORT)
+        await ledger.read(0.5)
+    await ledger.until_settled()
+    await ledger.until_committed()
+    assert ledger.num_twice == 0
+    first.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(worker.process.wait, 60) == 0
+    passed("SIGUSR2, then SIGTERM, to a worker that is process 1")

@@ -81,6 +81,7 @@ class Workers:
         environ: dict[str, str] | None = None,
         log_folder: Path | None = None,
         program: tuple[str, ...] = ("-m", "worker"),
+        within: tuple[str, ...] = (),
         **flags: object,
     ) -> Worker:
         port, metrics_port = free_ports(2)
@@ -95,7 +96,7 @@ class Workers:
             "session-timeout-seconds": 6,
             **{name.replace("_", "-"): value for name, value in flags.items()},
         }
-        command = [sys.executable, *program, "worker"]
+        command = [*within, sys.executable, *program, "worker"]
         for name, value in given.items():
             command += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         log = (log_folder or self._folder) / f"worker{len(self.all)}.log"
