@@ -239,3 +239,22 @@ async def test_a_prompt_topic_that_takes_no_commit_does_not_end_the_worker(rig, 
         offsets, tp = rig.broker._cluster.group("workers").offsets, TopicPartition("v4flash.prompts.standard", 0)
         assert await rig.broker._cluster.changes.wait_for(lambda: tp in offsets and offsets[tp].offset == 1, 5.0)
     assert await rig.uncommitted() == {}
+
+
+async def test_a_prompt_that_runs_through_a_rebalance_is_answered_once_and_its_new_owner_is_told(rig, prompt):
+    """The first worker goes on with it; the second one holds it, hears that it is done, and commits it long before the
+    lease ends."""
+    first, second = rig.app(ScriptedEngine(tokens_per_second=40)), rig.app()
+    moved = TopicPartition("v4flash.prompts.standard", 1)
+    async with rig.running(first):
+        await rig.producer.send(
+            moved.topic, json.dumps(prompt(SLOW, stream=True)).encode(), headers=(("x-request-id", b"r"),), partition=1
+        )
+        await rig.until_replied("r")
+        async with rig.running(second):
+            async with asyncio.timeout(10):
+                while (await rig.uncommitted()).get(moved):
+                    await rig.broker._cluster.changes.wait_for(lambda: False, 0.02)
+            assert moved in second.subscription.assignment()
+    assert sum("x-final" in reply.headers for reply in rig.replies("r")) == 1
+    assert len(rig.answer("r")) == 64

@@ -1,3 +1,5 @@
+import json
+
 from engine.scripted import ScriptedEngine
 from topics.routes import Route, RouteTable
 from worker.broker.api import NewTopic
@@ -49,3 +51,15 @@ async def test_a_duplicate_outlives_a_run_that_ends_by_its_own_deadline(rig, pro
     await rig.serve_all(ScriptedEngine(tokens_per_second=200))
     assert rig.error("r") == "deadline_exceeded"
     assert len(rig.answer("r", "v4flash.replies.mine")) == 30
+
+
+async def test_two_tenants_may_use_one_id_for_different_prompts(rig, prompt):
+    """Ids are a tenant's own: no conflict, and neither gets the other's answer."""
+    await rig.broker.create_topics(NewTopic("prompts.acme", 1), NewTopic("prompts.umbra", 1))
+    routes = RouteTable(routes=(Route(pattern=r"prompts\.(?P<tenant>[a-z]+)", output_topic=rig.names.replies),))
+    for tenant, num_tokens in (("acme", 3), ("umbra", 5)):
+        body = json.dumps(prompt(f"[[tokens={num_tokens}]]")).encode()
+        await rig.producer.send(f"prompts.{tenant}", body, headers=(("x-request-id", b"1"),))
+    await rig.serve_all(routes=routes)
+    told = [reply.body["usage"]["completion_tokens"] for reply in rig.replies("1")]
+    assert sorted(told) == [3, 5]

@@ -54,3 +54,36 @@ async def test_records_that_cannot_be_read_stop_their_partition_and_are_tried_ag
     assert app.tracker.num_running == 0
     assert len(rig.broker.records(rig.names.replies)) == 8
     assert await rig.uncommitted() == {}
+
+
+class Bystander:
+    """The listener of a member that takes partitions and does nothing with them."""
+
+    async def on_revoked(self, revoked) -> None: ...
+
+    async def on_assigned(self, assigned) -> None: ...
+
+
+async def test_records_that_a_rebalance_overtook_are_left_to_the_new_owner(rig, prompt, monkeypatch):
+    """The poll began before the partition went to another member and ended after it: nothing of it is started here."""
+    poll, other = MemoryConsumer.poll, rig.broker.consumer("workers", rig.names.all_prompts, Bystander())
+    lost = TopicPartition("v4flash.prompts.standard", 1)
+    overtaken = asyncio.Event()
+
+    async def slow(self, tp, max_records, timeout_seconds):
+        records = await poll(self, tp, max_records, timeout_seconds)
+        if records and tp == lost and not overtaken.is_set():
+            overtaken.set()
+            await other.start()
+        return records
+
+    monkeypatch.setattr(MemoryConsumer, "poll", slow)
+    async with rig.running(rig.app()):
+        value = json.dumps(prompt()).encode()
+        await rig.producer.send(lost.topic, value, headers=(("x-request-id", b"theirs"),), partition=1)
+        await overtaken.wait()
+        await rig.producer.send(lost.topic, value, headers=(("x-request-id", b"ours"),), partition=0)
+        await rig.until_replied("ours")
+    assert rig.replies("theirs") == []
+    assert lost in other.assignment()
+    assert await rig.uncommitted() == {lost: 1}

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from engine.errors import EngineDeadError
 from engine.scripted import ScriptedEngine
 from worker.broker.api import BrokerUnavailableError, TopicNotAvailableError, TopicPartition
 
@@ -55,6 +56,22 @@ async def test_an_abrupt_end_redelivers_and_the_second_attempt_says_the_same(rig
     await rig.serve_all()
     assert len({reply.headers["x-attempt"] for reply in rig.replies("r")}) == 2
     assert len(rig.answer("r")) == 30
+
+
+async def test_a_dead_engine_tells_no_client_and_ends_the_worker(rig, prompt):
+    """What ran stays uncommitted, without a terminal record: the next worker answers it."""
+    engine = ScriptedEngine(tokens_per_second=20)
+    task = asyncio.create_task(rig.app(engine).run())
+    await rig.send(prompt("[[tokens=64]]", stream=True), x_request_id="r")
+    await rig.until_replied("r")
+    await engine.close()
+    with pytest.raises(BaseExceptionGroup) as ended:
+        await asyncio.wait_for(task, 10)
+    assert ended.group_contains(EngineDeadError)
+    assert all("x-final" not in reply.headers for reply in rig.replies("r"))
+    assert sum((await rig.uncommitted()).values()) == 1
+    await rig.serve_all()
+    assert len(rig.answer("r")) == 64
 
 
 async def test_a_stream_without_tokens_is_ended_with_an_error(rig, prompt):
