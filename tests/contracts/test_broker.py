@@ -179,6 +179,25 @@ async def test_the_next_member_starts_at_the_committed_offset(broker: Broker, to
         assert [record.offset for record in await drain(second, tp, 2)] == [2, 3]
 
 
+async def test_a_deleted_topic_takes_its_committed_offsets_along(broker: Broker, topic: str) -> None:
+    """A topic of the same name that is made afterwards begins without them: what was done is not read into it."""
+    producer, admin, listener = broker.producer(), broker.admin(), Recorder()
+    consumer, tp = broker.consumer("offsets-of-" + topic, [topic], listener), TopicPartition(topic, 0)
+    async with started(producer, admin):
+        await producer.send(topic, b"x", partition=0)
+        async with started(consumer):
+            await listener.until_assigned(3)
+            await consumer.commit({tp: OffsetCommit(1, "what is done")})
+        await admin.delete_topics([topic])
+        async with asyncio.timeout(PATIENCE):
+            while topic in await admin.partition_counts():
+                pass
+            while not await admin.create_topics([NewTopic(topic, 3)]):
+                pass
+            while (await admin.committed("offsets-of-" + topic, [tp]))[tp] is not None:
+                pass  # the coordinator hears of it a moment later
+
+
 async def test_a_rebalance_revokes_first_and_shares_ranges(broker: Broker, topic: str) -> None:
     """The old member is told what it loses; afterwards each partition has one owner and the other cannot commit it."""
     one, two, group = Recorder(), Recorder(), f"g-{topic}"
