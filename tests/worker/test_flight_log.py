@@ -39,9 +39,8 @@ def test_the_youngest_events_are_kept_and_written_for_their_owner_only(tmp_path:
     assert first != second
     head, *rest = lines(first)
     threads = [event for event in rest if event["kind"] == "thread"]
-    assert any(
-        "test_the_youngest_events" in thread["stack"][-3] for thread in threads if thread["name"] == "MainThread"
-    )
+    (main,) = (thread["stack"] for thread in threads if thread["name"] == "MainThread")
+    assert any("test_the_youngest_events" in place for place in main)
     events = rest[len(threads) :]
     assert head["reason"] == "because"
     assert [event["rows"] for event in events] == [2, 3, 4]

@@ -48,11 +48,15 @@ async def find(broker: Broker, settings: Settings, named: str) -> list[Whereabou
     finally:
         await admin.stop()
     named_topics = {salvage_headers(prompt.headers).reply_topic for prompt in prompts}
-    readable = ({*reply_topics(settings), settings.names.replies} | named_topics) & counts.keys()
-    replies, letters = await _answers(broker, readable, {request_id(prompt) for prompt in prompts}), []
-    if settings.names.dead_letter in counts:
-        async with aclosing(scan(broker, [settings.names.dead_letter])) as records:
-            letters = [parse_letter(record) async for record in records]
+    readable = {*reply_topics(settings), settings.names.replies, *(topic for topic in named_topics if topic)}
+    dead_letter, ids = settings.names.dead_letter, {request_id(prompt) for prompt in prompts}
+    replies, letters = [], []
+    async with aclosing(scan(broker, (readable | {dead_letter}) & counts.keys())) as records:
+        async for record in records:
+            if record.topic == dead_letter:
+                letters += [letter for letter in [parse_letter(record)] if any(_is_of(letter, one) for one in prompts)]
+            elif _text(record, "x-request-id") in ids and _text(record, "x-final") == "1":
+                replies.append(record)
     found = []
     for prompt in prompts:
         commit = commits[prompt.tp]
@@ -71,18 +75,6 @@ def request_id(prompt: Record) -> str:
 
 def _is_named(record: Record, named: str, place: tuple[TopicPartition, int] | None) -> bool:
     return request_id(record) == named if place is None else (record.tp, record.offset) == place
-
-
-async def _answers(broker: Broker, topics: set[str | None], ids: set[str]) -> list[Record]:
-    names = [topic for topic in topics if topic is not None]
-    if not names:
-        return []
-    async with aclosing(scan(broker, names)) as records:
-        return [
-            record
-            async for record in records
-            if _text(record, "x-request-id") in ids and _text(record, "x-final") == "1"
-        ]
 
 
 def _is_of(letter: Letter, prompt: Record) -> bool:
