@@ -40,6 +40,16 @@ async def test_a_prompt_that_nobody_answers_is_cancelled_when_its_time_is_up(
     assert len(broker.records(NAMES.control)) == 1
 
 
+async def test_who_hears_nothing_for_long_is_told_how_to_look(
+    broker: MemoryBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No worker runs: the command that says where the prompt is, with its id."""
+    monkeypatch.setattr("worker.cli.submit.NOTICE_SECONDS", 0.0)
+    prompt = Prompt("hello")
+    assert await submit_prompt(broker, TopicNames(), prompt, 0.05) == EXIT_TIMED_OUT
+    assert f"v4flash inspect {prompt.request_id}" in capsys.readouterr().err
+
+
 async def test_a_prompt_that_is_interrupted_is_cancelled(broker: MemoryBroker) -> None:
     """Ctrl-C reaches the workers too, and the interruption goes on."""
     task = asyncio.create_task(submit_prompt(broker, NAMES, Prompt("hello"), None))

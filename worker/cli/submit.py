@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 
 from topics.attempts import AttemptReader, AttemptState, EventKind
@@ -14,6 +15,7 @@ from worker.errors import SettingsError
 EXIT_REFUSED = 1
 EXIT_TIMED_OUT = 124
 CANCEL_SECONDS = 5.0
+NOTICE_SECONDS = 10.0
 
 
 def prompt_text(argument: str | None, file: Path | None) -> str:
@@ -65,15 +67,19 @@ async def submit_prompt(broker: Broker, names: TopicNames, prompt: Prompt, timeo
 
 async def _show(client: Client, prompt: Prompt, answer: AttemptReader, timeout_seconds: float | None) -> None:
     shown = False
+    unheard = f"no answer yet: `v4flash inspect {prompt.request_id}` says where the prompt is"
+    notice = asyncio.get_running_loop().call_later(NOTICE_SECONDS, partial(print, unheard, file=sys.stderr))
     try:
         async with aclosing(client.events(prompt, answer, timeout_seconds=timeout_seconds)) as events:
             async for event in events:
+                notice.cancel()
                 if event.kind is EventKind.SHOW and shown:
                     print("\n[a new attempt begins]", file=sys.stderr)
                 elif event.kind is EventKind.TEXT:
                     shown = True
                     print(event.text, end="", flush=True)
     finally:
+        notice.cancel()
         if shown:
             print(flush=True)
 
