@@ -169,7 +169,7 @@ class ColdTier:
             corrupt_blocks_total=counters.corrupt,
             missing_blocks_total=counters.missing,
             evictions_total=counters.evictions,
-            dropped_writes_total=transfers.counters.dropped_writes,
+            dropped_writes_total=transfers.num_dropped_writes,
             failed_writes_total=counters.write_errors,
             read_bytes_total=counters.bytes_read,
             written_bytes_total=counters.bytes_written,

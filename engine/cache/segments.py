@@ -72,12 +72,12 @@ class SegmentStore:
 
     @property
     def file_bytes(self) -> int:
-        return sum(segment.file_bytes for segment in self._segments.values())
+        return sum(segment.file_bytes for segment in list(self._segments.values()))  # others ask while it changes
 
     @property
     def sealed(self) -> list[int]:
         """Segments that take no more records."""
-        return [number for number in self._segments if self._active is None or number != self._active.number]
+        return [number for number in list(self._segments) if self._active is None or number != self._active.number]
 
     def used_bytes(self, number: int) -> int:
         return self._segments[number].used_bytes

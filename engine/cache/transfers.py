@@ -1,11 +1,9 @@
 """Copies between the KV memory and the SSD, in threads. A copy never holds a step up; a hung disk costs its threads."""
 
-import contextlib
 import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -16,8 +14,8 @@ from engine.cache.compression import Compression
 from engine.cache.cost import TransferCost
 from engine.cache.disk import aligned_buffer
 from engine.cache.disk_tier import DiskTier
-from engine.cache.record import HEADER_BYTES, RecordHeader, body_checksum, record_bytes
-from engine.errors import CacheStoreBusyError, CacheStoreError
+from engine.cache.record import record_bytes
+from engine.cache.writes import WriteQueue
 
 _log = logging.getLogger(__name__)
 
@@ -25,9 +23,6 @@ HUNG_SECONDS = 2.0
 """A read that takes longer switches loads off until it returns."""
 PROBE_SECONDS = 5.0
 """How often a disk that lost against computing is asked again."""
-OPEN_SECONDS = 1.0
-"""How often a tier whose directory is in use asks again."""
-REMEMBER_SECONDS = 60.0
 
 
 class BlockMemory(Protocol):
@@ -64,7 +59,6 @@ class TransferCounters:
 
     loads: int = 0
     late_loads: int = 0
-    dropped_writes: int = 0
     read_seconds: float = 0.0
     latency_counts: list[int] = field(default_factory=lambda: [0] * (len(READ_LATENCY_BOUNDS) + 1))
 
@@ -101,27 +95,26 @@ class Transfers:
         self.cost = cost
         self.counters = TransferCounters()
         self.on_landed: Callable[[], None] = lambda: None
-        self._compression = compression
         self._has_deadline = has_deadline
         self._clock = clock
         self._loads: list[Load] = []
         self._reads: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
         self._reading: dict[int, _Read] = {}
-        self._num_queued = 0
-        self._writes: queue.SimpleQueue[tuple[RecordHeader, memoryview] | None] = queue.SimpleQueue()
-        size = record_bytes(memory.bytes_per_block)
-        self._record_bytes = size
-        buffer = aligned_buffer(num_write_slots * size)
-        self._free_slots = deque(buffer[i * size : (i + 1) * size] for i in range(num_write_slots))
-        self._num_slots = num_write_slots
+        self._writes = WriteQueue(
+            tier,
+            memory.bytes_per_block,
+            num_write_slots,
+            compression=compression,
+            block_seconds=lambda: cost.block_seconds,
+            opened=self._opened,
+            clock=clock,
+        )
         self._lock = threading.Lock()
         self._last_read = clock()
-        self._remember_at = clock() + REMEMBER_SECONDS
-        self._threads = [threading.Thread(target=self._write_all, name="l3-write", daemon=True)]
-        for number in range(cost.num_readers):
-            self._threads.append(
-                threading.Thread(target=self._read_all, args=(number,), name=f"l3-read-{number}", daemon=True)
-            )
+        self._threads = [
+            threading.Thread(target=self._read_all, args=(number,), name=f"l3-read-{number}", daemon=True)
+            for number in range(cost.num_readers)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -147,7 +140,11 @@ class Transfers:
 
     @property
     def num_unwritten(self) -> int:
-        return self._num_slots - len(self._free_slots)
+        return len(self._writes)
+
+    @property
+    def num_dropped_writes(self) -> int:
+        return self._writes.num_dropped
 
     def start(self, hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> Load:
         """Begin to read blocks into the places of `block_ids`, which must stay reserved until `poll` gives the load."""
@@ -180,16 +177,7 @@ class Transfers:
 
     def write(self, block_hash: BlockHash, depth: int, block_id: int) -> bool:
         """Copy a block that the tier wants, to be written later; False, and declined, if too many wait already."""
-        try:
-            slot = self._free_slots.popleft()
-        except IndexError:
-            self.counters.dropped_writes += 1
-            self.tier.declined(block_hash)
-            return False
-        size = self.memory.bytes_per_block
-        slot[HEADER_BYTES : HEADER_BYTES + size] = self.memory.block_bytes(block_id)
-        self._writes.put((RecordHeader(block_hash, depth, size, size, 0), slot))
-        return True
+        return self._writes.put(block_hash, depth, self.memory.block_bytes(block_id))
 
     def probe(self, *, now: bool = False) -> None:
         """Read one block for its time alone, if none was read lately: a disk that was slow may be fast again."""
@@ -204,12 +192,15 @@ class Transfers:
         """Write what waits and end the threads; one that hangs in the disk is left behind."""
         for load in list(self._loads):
             self.abandon(load)
-        self._writes.put(None)
+        self._writes.close(HUNG_SECONDS)
         for _ in range(self.cost.num_readers):
             self._reads.put(None)
         for thread in self._threads:
             thread.join(timeout=HUNG_SECONDS)
         self.tier.close()
+
+    def _opened(self) -> None:
+        self.on_landed()  # as it is set by then
 
     def _give_up(self, load: Load, now: float | None) -> None:
         """After this nobody writes to the load's blocks: a reader that is copying holds the lock."""
@@ -221,7 +212,7 @@ class Transfers:
                     self.cost.observe_read(now - read.since)
 
     def _read_all(self, number: int) -> None:
-        buffer = aligned_buffer(self._record_bytes)
+        buffer = aligned_buffer(record_bytes(self.memory.bytes_per_block))
         while (read := self._reads.get()) is not None:
             load = read.load
             if load is not None and load.abandoned:
@@ -267,51 +258,3 @@ class Transfers:
             )
             self.counters.latency_counts[bucket] += 1
             self._last_read = self._clock()
-
-    def _write_all(self) -> None:
-        while not self.tier.is_open:
-            with contextlib.suppress(queue.Empty):
-                if self._writes.get(timeout=OPEN_SECONDS) is None:
-                    return
-            self._take_over()
-        while (item := self._writes.get()) is not None:
-            header, slot = item
-            try:
-                self.tier.write(*self._sealed(header, slot))
-            except Exception:  # the blocks that wait behind this one can still be written
-                _log.exception("a block could not be written")
-            self._free_slots.append(slot)
-            if self._clock() > self._remember_at:
-                self._remember_at = self._clock() + REMEMBER_SECONDS
-                self.tier.remember()
-
-    def _take_over(self) -> None:
-        """The directories may be free by now."""
-        try:
-            self.tier.open()
-        except CacheStoreBusyError:
-            return
-        except CacheStoreError:
-            _log.exception("the SSD tier could not be taken over")
-            return
-        _log.info("SSD tier: taken over, %d blocks found", self.tier.num_blocks)
-        self.on_landed()
-
-    def _sealed(self, header: RecordHeader, slot: memoryview) -> tuple[RecordHeader, memoryview]:
-        """The finished record: compressed where that pays, with its checksum and its header."""
-        payload = slot[HEADER_BYTES : HEADER_BYTES + header.raw_bytes]
-        compressed = self._compression is not None and self._compression.pack(payload, self.cost.block_seconds)
-        stored = len(payload)
-        if compressed:
-            stored = len(compressed)
-            payload[:stored] = compressed
-        sealed = RecordHeader(
-            header.block_hash,
-            header.depth,
-            header.raw_bytes,
-            stored,
-            body_checksum(slot[HEADER_BYTES : record_bytes(stored)]),
-            bool(compressed),
-        )
-        sealed.pack_into(slot)
-        return sealed, slot[: sealed.num_bytes]

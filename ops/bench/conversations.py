@@ -22,7 +22,7 @@ class Shape:
 
     num_conversations: int
     num_turns: int = 8
-    num_new_tokens: int = 28
+    num_new_tokens: int = 60
     num_answer_tokens: int = 4
     num_clients: int = 2
 

@@ -16,9 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-MEMORY_BLOCKS = 32
+MEMORY_BLOCKS = 96
 """Memory of the KV cache, in blocks; with the SSD on, the buffers of its copies come out of it."""
-NUM_SLOTS, NUM_READERS = 4, 2
+GATE_BLOCKS = 50
+NUM_SLOTS, NUM_READERS = 12, 2
 AGREEMENT = 0.8
 """Of the first answers' first tokens, what has to be the same in all variants (bf16 sums depend on batch mates)."""
 SLOW_BYTES_PER_SECOND = 5e6
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--parts", default="conversations,half,gate,direct")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--gate-repetitions", type=int, default=5)
-    parser.add_argument("--conversations", type=int, default=8)
+    parser.add_argument("--conversations", type=int, default=12)
     parser.add_argument("--directory", type=Path, default=Path("out/bench/l3"), help="on the disk to measure")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args()
@@ -95,12 +96,24 @@ class Bench:
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 measured[name].add(talks[name].run(1))
             print(f"  turn {turn + 1} of {self._shape.num_turns} done", file=sys.stderr, flush=True)
-        for core in cores.values():
+        for name, core in cores.items():
+            self._tell(name, core.stats().cold)
             core.close()
         first, *others = [talk.histories for talk in talks.values()]
         at = self._shape.num_new_tokens
         pairs = [(a[at], b[at]) for other in others for a, b in zip(first, other, strict=True)]
         return sum(a == b for a, b in pairs) / len(pairs)
+
+    @staticmethod
+    def _tell(name: str, cold: Any) -> None:
+        if cold is not None:
+            decided = ", ".join(f"{what} {count}" for what, count in cold.gate_decisions.items())
+            print(
+                f"  {name}: decided {decided}; {cold.loads_total} loads, {cold.late_loads_total} late; "
+                f"{cold.dropped_writes_total} writes dropped; "
+                f"written twice {cold.rewritten_bytes_total / max(1, cold.written_bytes_total):.0%}",
+                flush=True,
+            )
 
     def conversations(self) -> dict[str, Any]:
         """Proof 3: equal memory, SSD off beside on with both admissions."""
@@ -128,21 +141,22 @@ class Bench:
         )
 
     def gate(self) -> dict[str, Any]:
-        """Proof 4: a disk of 5 MB/s. Off twice, for the spread of off against off."""
+        """Proof 4: a disk of 5 MB/s. Off twice, for the spread of off against off. Fewer and shorter conversations."""
         from slow_disk import SlowDisk
+
+        self._shape = replace(self._shape, num_conversations=3, num_turns=6)
 
         def slowed(**changes: Any) -> Any:
             cold = self._cold(second_touch=False, **changes)
-            return self._core(MEMORY_BLOCKS, cold, SlowDisk(SLOW_BYTES_PER_SECOND))
+            return self._core(GATE_BLOCKS + NUM_SLOTS + NUM_READERS, cold, SlowDisk(SLOW_BYTES_PER_SECOND))
 
         return self._compare(
             "disk slowed to 5 MB/s",
             {
-                "off": lambda: self._core(MEMORY_BLOCKS),
-                "off again": lambda: self._core(MEMORY_BLOCKS),
+                "off": lambda: self._core(GATE_BLOCKS),
+                "off again": lambda: self._core(GATE_BLOCKS),
                 "gate and deadline": slowed,
                 "gate, no deadline": lambda: slowed(has_deadline=False),
-                "deadline, no gate": lambda: slowed(has_gate=False),
             },
             self._options.gate_repetitions,
         )

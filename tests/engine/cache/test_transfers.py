@@ -186,7 +186,7 @@ def test_blocks_that_wait_to_be_written_are_bounded(tmp_path: Path, disk: Any) -
     assert started.wait(WAIT)
     (name,) = names("c")
     assert tier.wants(name, at_once=True) and not rig.transfers.write(name, 0, 0)
-    assert rig.transfers.counters.dropped_writes == 1
+    assert rig.transfers.num_dropped_writes == 1
     assert tier.wants(name, at_once=True)
     opened.set()
     rig.transfers.close()
