@@ -57,35 +57,35 @@ def shared_prefix(prompts: list[Prompt]) -> int:
     return next((i for i, column in enumerate(columns) if len(set(column)) > 1), 0) if len(prompts) > 1 else 0
 
 
-def bound(prompts: list[Prompt], precision: str, machine: Machine, model: Model = SMOLLM2) -> Bound:
-    """Each part takes the longer of its arithmetic and its bytes; a prefix that all share is computed and read once.
+def least_seconds(
+    tokens: float, logits: int, pairs: float, kv_tokens: float, precision: str, machine: Machine, model: Model = SMOLLM2
+) -> float:
+    """Of a step over `tokens` rows, `logits` of which give logits, with `pairs` of a query and a key and `kv_tokens`
+    keys and values read: each part takes the longer of its arithmetic and its bytes.
 
     Linears and attention follow one another, so their times add up. With int8 weights attention is bf16.
     """
-    prefix, count = shared_prefix(prompts), len(prompts)
-    lengths = [len(prompt.token_ids) for prompt in prompts]
-    own = [length - prefix for length in lengths]
-    peak = machine.operations[precision]
     attention_peak = machine.operations["bf16" if precision == "int8" else precision]
     pair = 4 * model.query_width * model.layers  # operations of a query with a key
     cached = model.kv_width * model.layers * CACHE_BYTES[precision]
-    all_weights = (model.linear + model.head) * WEIGHT_BYTES[precision]
+    weights = (model.linear + model.head) * WEIGHT_BYTES[precision]
+    operations = 2 * model.linear * tokens + 2 * model.head * logits
+    linear = max(operations / machine.operations[precision], weights / machine.bandwidth)
+    return linear + max(pairs * pair / attention_peak, kv_tokens * cached / machine.bandwidth)
 
-    def seconds(operations: float, weights: float, pairs: float, kv_tokens: float) -> float:
-        linear = max(operations / peak, weights / machine.bandwidth)
-        return linear + max(pairs * pair / attention_peak, kv_tokens * cached / machine.bandwidth)
 
+def bound(prompts: list[Prompt], precision: str, machine: Machine, model: Model = SMOLLM2) -> Bound:
+    """A prefix that all share is computed and read once."""
+    prefix, count = shared_prefix(prompts), len(prompts)
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    own = [length - prefix for length in lengths]
     tokens = prefix + sum(own)
     pairs = prefix * (prefix + 1) / 2 + sum(n * (prefix + (n + 1) / 2) for n in own)
-    prefill = seconds(2 * model.linear * tokens + 2 * model.head * count, all_weights, pairs, tokens)
+    prefill = least_seconds(tokens, count, pairs, tokens, precision, machine, model)
     steps = prompts[0].num_out - 1
     context = [length + (steps + 1) / 2 for length in lengths]
-    step = seconds(
-        2 * (model.linear + model.head) * count,
-        all_weights,
-        sum(context),
-        prefix + sum(length - prefix for length in context),
-    )
+    kv_tokens = prefix + sum(length - prefix for length in context)
+    step = least_seconds(count, count, sum(context), kv_tokens, precision, machine, model)
     return Bound(prefill, steps * step)
 
 

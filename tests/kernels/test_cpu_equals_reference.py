@@ -1,5 +1,8 @@
 """Every fast operation gives what its readable twin gives, on odd sizes and in memory poisoned by NaN."""
 
+import os
+import subprocess
+import sys
 from itertools import accumulate
 
 import pytest
@@ -9,7 +12,7 @@ from torch import Tensor
 from kernels.api import TOLERANCES, AttentionPlan, HeadNorms
 from kernels.cpu.int8 import can_multiply_int8
 from kernels.cpu.linear import PlainLinear, can_pack
-from kernels.cpu.native import load_native
+from kernels.cpu.native import load_native, supported_isas
 from kernels.kv import LayerKV
 from kernels.reference.quant import hadamard_blocks, hadamard_matrix, quantise_rows
 from kernels.rows import QuantRows, RowFormat, ScaledRows, dense
@@ -219,6 +222,23 @@ def test_linears_fall_back_where_packing_is_wrong_or_absent(monkeypatch: pytest.
         assert isinstance(linear.make_linear(torch.eye(3), None, RowFormat.FP32), PlainLinear)
     finally:
         can_pack.cache_clear()
+
+
+def test_all_of_this_holds_where_only_avx2_may_be_used() -> None:
+    """oneDNN and the compiled operations kept to AVX2, in a child process: bf16 is not packed, int8 is refused where
+    its products would saturate, and every other guarantee of this file stands."""
+    if os.environ.get("ONEDNN_MAX_CPU_ISA") or "v3" not in supported_isas():
+        pytest.skip("no AVX2, or the instruction set is chosen already")
+    isa = "v3" if "cpu-native" in FAST else "none"
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2", "V4FLASH_ISA": isa}
+    check = (
+        "from kernels.cpu.int8 import can_multiply_int8; from kernels.cpu.linear import can_pack;"
+        "from kernels.rows import RowFormat; import pytest, sys;"
+        "assert not can_multiply_int8(), 'int8'; assert not can_pack(RowFormat.BF16), 'bf16';"
+        f"sys.exit(pytest.main(['-q', '-x', '-p', 'no:cacheprovider', {__file__!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 def test_an_unknown_device_is_refused_with_the_choices() -> None:
