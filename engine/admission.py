@@ -12,33 +12,12 @@ from engine.request import Request
 
 class Admission:
     """Some slots and blocks are kept for urgent requests; a request that runs alone may have them all, since what can
-    never run is refused before it comes here.
+    never run is refused before it comes here."""
 
-    After a shortage of blocks nothing but urgent work starts until a request has ended or `eased_share` of the blocks
-    are free: what was preempted a moment ago would only be preempted again.
-    """
-
-    def __init__(
-        self, config: EngineConfig, cache: KVCacheManager, lengths: OutputLengthPredictor, *, eased_share: float = 0.1
-    ) -> None:
+    def __init__(self, config: EngineConfig, cache: KVCacheManager, lengths: OutputLengthPredictor) -> None:
         self._config = config
         self._cache = cache
         self._lengths = lengths
-        self._eased_share = eased_share
-        self._is_short = False
-
-    def shortage(self) -> None:
-        """A running request was preempted because there was no block."""
-        self._is_short = True
-
-    def request_ended(self) -> None:
-        self._is_short = False
-
-    def is_held_back(self, request: Request, running: Sequence[Request]) -> bool:
-        """Whether the request waits for the end of a shortage."""
-        if not running or self._cache.pool.num_free >= self._eased_share * len(self._cache.pool.blocks):
-            self._is_short = False
-        return self._is_short and request.priority is not PriorityClass.URGENT
 
     def has_slot(self, request: Request, running: Sequence[Request]) -> bool:
         num_kept = 0

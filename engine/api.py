@@ -27,7 +27,6 @@ class Decision(StrEnum):
     PREEMPTED_FOR_URGENT = "preempted_for_urgent"
     PREEMPTED_FOR_BLOCKS = "preempted_for_blocks"
     PREEMPTED_AFTER_FAILURE = "preempted_after_failure"
-    HELD_BACK = "held_back"
     PREFILL_BOUNDED = "prefill_bounded"
     CHUNK_HALVED = "chunk_halved"
     HEAT_BOUNDED = "heat_bounded"

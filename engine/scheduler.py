@@ -91,7 +91,6 @@ class Scheduler:
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self._vacate(request)
-            self._admission.request_ended()
         elif request.status is RequestStatus.LOADING:
             self.loads.remove(request)
         else:
@@ -244,7 +243,6 @@ class Scheduler:
             if self.loads.cancel_latest():
                 continue
             victim = self._shortage_victim(now)
-            self._admission.shortage()
             self.preempt(victim)
             if victim is request:
                 return
@@ -263,17 +261,13 @@ class Scheduler:
         if self._num_rest_steps and self._changes == (self.waiting.num_added, self._num_left):
             self._num_rest_steps -= 1
             return
-        lane, is_held = not any(request.has_lane for request in self.running), False
+        lane = not any(request.has_lane for request in self.running)
         is_cool = self.governor is None or self.governor.heat is Heat.COOL
         order = self.waiting.in_order(now, is_lane_free=lane, is_cool=is_cool)
         for place, request in enumerate(order):
             if not budget.has_prefill_room:
                 return
             if self._waits(request):
-                continue
-            if self._admission.is_held_back(request, self.running):
-                self.decisions[Decision.HELD_BACK] += not is_held
-                is_held = True
                 continue
             if not self._admission.has_slot(request, self.running):
                 return

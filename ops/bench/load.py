@@ -5,7 +5,7 @@ It uses the Kafka client library bare, so that what it costs is small and is not
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,6 +98,12 @@ class LoadClient:
                     if replies[request_id].num_terminal:
                         open_ids.discard(request_id)
         return replies
+
+    async def records(self) -> AsyncIterator[tuple[str, Any]]:
+        """All records of the reply topic as they come, with their request id."""
+        while True:
+            for pair in _by_request(await self._consumer.getmany(timeout_ms=1000)):
+                yield pair
 
 
 async def make_topics(bootstrap: str, names: TopicNames) -> None:

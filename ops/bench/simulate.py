@@ -2,6 +2,7 @@
 
 python ops/bench/simulate.py TRACE.jsonl --requests 2000 --speed 0.15 --l2-tokens 250000,500000,1000000 --out out/bench
 python ops/bench/simulate.py TRACE.jsonl --policies --l2-tokens 250000
+python ops/bench/simulate.py long-answers --policies --l2-tokens 16000 --block-size 16 --speed 0.5
 
 Traces of the Mooncake format: a line has timestamp (ms), input_length, output_length and hash_ids (blocks of 512
 tokens). A step takes what `cost` says; by default about what an accelerator with a model of 8 billion weights does.
@@ -20,11 +21,10 @@ from typing import Any, cast
 HERE = str(Path(__file__).parent)
 sys.path = [entry for entry in sys.path if entry != HERE] + [str(Path(__file__).parents[2]), HERE]
 
-from traces import TraceRequest, infinite_cache_ratio, percentiles, read_trace  # noqa: E402
+from traces import TraceRequest, infinite_cache_ratio, long_answers, percentiles, read_trace  # noqa: E402
 from virtual import VirtualTransfers, virtual_ssd  # noqa: E402
 
 from engine import scheduler as scheduler_module  # noqa: E402
-from engine.admission import Admission  # noqa: E402
 from engine.api import Decision  # noqa: E402
 from engine.batch import SampledRow  # noqa: E402
 from engine.cache.cold import ColdTier  # noqa: E402
@@ -39,6 +39,7 @@ from engine.step_time import StepLoad  # noqa: E402
 
 ROOT, END = b"trace", 1
 TIERS = ("no SSD", "LRU", "second-touch")
+LONG_ANSWERS = "long-answers"
 SMALL_TENANT = 10
 """Of so many requests one is of the small tenant."""
 
@@ -65,7 +66,6 @@ class Policy:
 
     prediction: bool = True
     squeeze: bool = True
-    hysteresis: bool = True
     fairness: bool = True
     target_seconds: float | None = None
 
@@ -123,8 +123,6 @@ class Replay:
             self.cache.cold = ColdTier(self.cache.pool, cast(Transfers, ssd), config.block_size)
         lengths = OutputLengthPredictor(min_samples=16 if policy.prediction else 10**9)
         self.scheduler = Scheduler(config, self.cache, lengths=lengths)
-        if not policy.hysteresis:
-            self.scheduler._admission = Admission(config, self.cache, lengths, eased_share=0.0)
         self.coming = iter(requests)
         self.next = next(self.coming, None)
         self.live: dict[str, tuple[Request, TraceRequest]] = {}
@@ -239,7 +237,6 @@ POLICIES = {
     "all": Policy(),
     "no prediction": Policy(prediction=False),
     "no squeezing in": Policy(squeeze=False),
-    "no hysteresis": Policy(hysteresis=False),
     "one tenant": Policy(fairness=False),
     "target 100 ms": Policy(target_seconds=0.1),
 }
@@ -258,7 +255,7 @@ def _cell(value: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path)
+    parser.add_argument("trace", type=Path, help=f"a file, or {LONG_ANSWERS}: prompts made up here, with long answers")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--speed", type=float, default=0.15, help="of arrivals, against the trace")
     parser.add_argument("--block-size", type=int, default=512)
@@ -268,7 +265,10 @@ def main() -> None:
     parser.add_argument("--policies", action="store_true", help="what each scheduling policy is worth, without SSD")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args()
-    requests = read_trace(options.trace, limit=options.requests, speed=options.speed)
+    if str(options.trace) == LONG_ANSWERS:
+        requests = long_answers(options.requests, seconds_between=0.1 / options.speed)
+    else:
+        requests = read_trace(options.trace, limit=options.requests, speed=options.speed)
     bound = infinite_cache_ratio(requests, options.block_size)
     rows = []
     if options.policies:

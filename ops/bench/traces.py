@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,16 @@ def read_trace(path: Path, *, limit: int, speed: float) -> list[TraceRequest]:
         )
         for number, row in enumerate(rows)
     ]
+
+
+def long_answers(count: int, *, seconds_between: float) -> list[TraceRequest]:
+    """Prompts of 32 to 256 tokens by Poisson whose answers are longer, a few of them very much; they share nothing."""
+    rng, moment, requests = random.Random(11), 0.0, []
+    for number in range(count):
+        moment += rng.expovariate(1 / seconds_between)
+        num_output = min(2000, max(16, int(rng.lognormvariate(5.2, 0.9))))
+        requests.append(TraceRequest(number, moment, rng.randint(32, 256), num_output, (number,)))
+    return requests
 
 
 def infinite_cache_ratio(requests: Sequence[TraceRequest], block_size: int) -> float:

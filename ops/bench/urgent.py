@@ -222,6 +222,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="of bulk alone, before and after")
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp32", "int8"])
     parser.add_argument("--cpu-clock", action="store_true", help="for a machine that is not alone: see urgent_cpu.py")
+    parser.add_argument(
+        "--capacity", type=float, default=1000.0, help="tokens a second, with --kafka: shares are of it"
+    )
     parser.add_argument("--kafka", action="store_true", help="through Kafka instead of Engine.generate")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args()

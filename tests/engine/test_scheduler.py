@@ -269,8 +269,8 @@ def test_a_shorter_request_is_squeezed_into_what_the_head_cannot_use_until_the_h
         finish(core)
 
 
-def test_after_a_shortage_nobody_starts_until_somebody_has_ended() -> None:
-    """Who gave way comes back when there is room, not in the next step to give way again."""
+def test_after_a_shortage_nobody_starts_who_would_give_way_again() -> None:
+    """An overrun is expected to last: who gave way for it comes back when there is room, not in the next step."""
     core = core_of(num_blocks=24)
     learn_short_answers(core)
     for index, name in enumerate(("early", "late")):
