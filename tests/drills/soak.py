@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "ops" / "kafka"), str(Path(__file__).parent), str(ROOT)]
 
 from broker import KafkaServer  # noqa: E402
-from ledger import Ledger  # noqa: E402
+from ledger import MAX_TOKENS, Ledger  # noqa: E402
 from workers import Worker, Workers  # noqa: E402
 
 from worker.provision import create_topics, topics_of  # noqa: E402
@@ -45,7 +45,8 @@ class Soak:
     def _start(self) -> Worker:
         model = self.options.engine == "model"
         flags = {"engine": self.options.engine, "scripted_tokens_per_second": 60, "reply_give_up_seconds": 120}
-        return self.workers.start(self.server.bootstrap_servers, **flags, **({"max_num_seqs": 16} if model else {}))
+        flags |= {"max_num_seqs": 16, "streaming_timeout_ms": 60_000} if model else {}
+        return self.workers.start(self.server.bootstrap_servers, **flags)
 
     async def until_ready(self) -> None:
         for worker in (self.stays, self.goes):
@@ -108,7 +109,8 @@ async def main(options: argparse.Namespace) -> int:
         folder = Path(leaving.enter_context(tempfile.TemporaryDirectory(prefix="soak.")))
         server = leaving.enter_context(KafkaServer(folder / "kafka"))
         prefix = f"s{uuid.uuid4().hex[:8]}"
-        ledger = Ledger(server.bootstrap_servers, prefix, any_text=options.engine == "model")
+        model = options.engine == "model"
+        ledger = Ledger(server.bootstrap_servers, prefix, any_text=model, max_tokens=32 if model else MAX_TOKENS)
         await create_topics(ledger.broker.admin(), topics_of(ledger.names, max_body_bytes=4_000_000))
         await ledger.start()
         leaving.push_async_callback(ledger.stop)

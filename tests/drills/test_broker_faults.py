@@ -209,9 +209,9 @@ async def test_a_batch_that_cannot_be_read_in_one_of_two_partitions(kafka, ledge
     ledger.fault()
     worker = workers.start(kafka.bootstrap_servers)
     readable = [entry for entry in ledger.entries.values() if entry.where != bad or entry.offset < 3]
-    await ledger.until(lambda: all(entry.answer.settled for entry in readable), seconds=60, what="what can be read")
+    await ledger.until(lambda: all(entry.answer.settled for entry in readable), seconds=180, what="what can be read")
     await ledger.send(16, SHORT, cls="urgent")
-    await ledger.until(lambda: ledger.num_settled >= 27, seconds=60, what="urgent")
+    await ledger.until(lambda: ledger.num_settled >= 27, seconds=180, what="urgent")
     await ledger.read(12.0)  # two more tries of the partition
     assert worker.runs, worker.log.read_text()[-3000:]
     status, said = await worker.get("/ready")

@@ -55,7 +55,7 @@ async def test_five_kills_of_a_full_batch(kafka, ledger, workers, passed):
         ledger.fault()
         await ledger.until(
             lambda: sum(len(e.attempts) for e in ledger.entries.values()) > before,  # noqa: B023
-            seconds=60,
+            seconds=180,
             what="an attempt of this worker",
         )
         await workers.kill(worker)
