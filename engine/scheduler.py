@@ -14,6 +14,7 @@ from engine.fairness import TenantCounters
 from engine.loads import Loads
 from engine.policy import PriorityPolicy
 from engine.predictors import OutputLengthPredictor
+from engine.preemption import Preemption
 from engine.request import Request, RequestStatus
 from engine.step_budget import StepBudget
 from engine.step_time import StepTimeModel
@@ -39,7 +40,8 @@ class Scheduler:
     """A token budget per step: running requests first, then waiting ones; a decode is a request with one token to run.
 
     Allocation is never optimistic: on shortage the least urgent, latest request is preempted and recomputed later, so
-    the most urgent, earliest one always advances. Whoever decodes has its token in every step.
+    the most urgent, earliest one always advances. Whoever decodes has its token
+    in every step but those that urgent prompts have for themselves.
     """
 
     def __init__(
@@ -63,11 +65,14 @@ class Scheduler:
         self.loads = Loads(cache, self.waiting)
         self.decisions: Counter[Decision] = Counter()
         self._admission = Admission(config, cache, self.lengths)
+        self._preemption = Preemption(config, self.policy, self._admission)
         self._tail_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._scheduled: dict[str, int] = {}
         self._parked: frozenset[str] = frozenset()
+        self._inside: list[Request] = []
         self._num_batches = 0
         self._num_left = 0
+        self._was_urgent_alone = False
         self._num_rest_steps = 0
         self._changes = (0, 0)
 
@@ -117,6 +122,7 @@ class Scheduler:
     def schedule(self, now: float) -> ScheduledBatch:
         """Plan a step. `now` is monotonic seconds; an empty batch means that there is nothing to do."""
         self._scheduled = {}
+        self._inside.clear()
         rows: list[ScheduledRow] = []
         self.loads.take_landed()
         self.loads.start(now, self.config.max_num_seqs - len(self.running))
@@ -124,7 +130,10 @@ class Scheduler:
         suspects = [request for request in (*self.running, *self.waiting) if request.num_failed_steps]
         suspect = min(suspects, key=lambda request: self.policy.key(request, now), default=None)
         if suspect is not None and suspect.status is RequestStatus.WAITING:
-            self._make_room_for_suspect(suspect, now)
+            for victim in self._preemption.for_suspect(suspect, self.running, now):
+                self.preempt(victim, Decision.PREEMPTED_AFTER_FAILURE)
+        if suspect is None and self._urgent_goes_first(now):
+            return self._batch(self._urgent_rows(now))
         budget = StepBudget(
             self._max_step_tokens(now),
             [request for request in self.running if request.is_decoding],
@@ -144,9 +153,10 @@ class Scheduler:
 
     @property
     def wants_to_interrupt(self) -> bool:
-        """Whether an urgent request that waits, or that has begun inside this step, has no first token yet."""
-        return any(_may_interrupt(r) for r in self.waiting) or any(
-            _may_interrupt(r) and not r.is_decoding and r.request_id not in self._scheduled for r in self.running
+        """Whether an urgent request that waits, or has begun inside this step, has no first token yet. Cheap, since it
+        is asked between any two segments."""
+        return self.waiting.num_urgent > 0 or any(
+            r.status is RequestStatus.RUNNING and not r.is_decoding and not r.num_failed_steps for r in self._inside
         )
 
     def interrupt(self, parked: ScheduledBatch, now: float) -> ScheduledBatch:
@@ -158,6 +168,20 @@ class Scheduler:
         self._parked = frozenset(self._scheduled)
         self.cache.park_step()
         self._make_room_for_urgent(now)
+        return self._batch(self._urgent_rows(now))
+
+    def _urgent_goes_first(self, now: float) -> bool:
+        """Whether urgent prompts that came between two steps have one for themselves, as those have that come in one,
+        instead of sharing it with other prefill; never two steps running, so the others get on."""
+        waits = self.config.enable_interrupts and self.waiting.num_urgent > 0
+        others = any(r.priority is not PriorityClass.URGENT and not r.is_decoding for r in self.running)
+        others = others or len(self.waiting) > self.waiting.num_urgent
+        starving = waits and any(self.policy.is_starving(request, now) for request in self.waiting)
+        self._was_urgent_alone = waits and others and not starving and not self._was_urgent_alone
+        return self._was_urgent_alone
+
+    def _urgent_rows(self, now: float) -> list[ScheduledRow]:
+        """The prefill of urgent requests that have no first token yet, where it finds room without a victim."""
         rows: list[ScheduledRow] = []
         budget = StepBudget(self.config.max_num_batched_tokens)
         for request in self.policy.order(self.running, now):
@@ -167,7 +191,8 @@ class Scheduler:
         for request in self.waiting.urgent(now):
             if _may_interrupt(request) and self._start(request, budget, rows):
                 self.decisions[Decision.INTERRUPTED] += 1
-        return self._batch(rows)
+                self._inside.append(request)
+        return rows
 
     def resume(self) -> None:
         """The step that ran inside has ended, or was empty; the parked one goes on."""
@@ -242,18 +267,12 @@ class Scheduler:
         ):
             if self.loads.cancel_latest():
                 continue
-            victim = self._shortage_victim(now)
+            victim = self._preemption.for_blocks(self.running, self._scheduled, now)
             self.preempt(victim)
             if victim is request:
                 return
         budget.take(request, num_new)
         rows.append(self._row(request, num_new))
-
-    def _shortage_victim(self, now: float) -> Request:
-        """The least urgent, latest running request that this step does not run yet."""
-        return max(
-            (r for r in self.running if r.request_id not in self._scheduled), key=lambda r: self.policy.key(r, now)
-        )
 
     def _admit(self, rows: list[ScheduledRow], budget: StepBudget, now: float) -> None:
         """Start waiting requests in order. Behind the first that finds no blocks only shorter ones may start, and no
@@ -301,27 +320,9 @@ class Scheduler:
         return True
 
     def _make_room_for_urgent(self, now: float) -> None:
-        """Preempt work of lower classes until the urgent requests that wait have slots and blocks; none in vain."""
-        free = [request for request in self.running if request.request_id not in self._parked]
-        for slots_wanted, request in enumerate(self.waiting.urgent(now), start=1):
-            left, victims = list(self.running), []
-            while len(left) + slots_wanted > self.config.max_num_seqs or not self._admission.fits(request, left):
-                victim = self.policy.victim_for(request, free)
-                if victim is None:
-                    return
-                free.remove(victim)
-                left.remove(victim)
-                victims.append(victim)
-            for victim in victims:
-                self.preempt(victim, Decision.PREEMPTED_FOR_URGENT)
-
-    def _make_room_for_suspect(self, suspect: Request, now: float) -> None:
-        """Preempt until a request that has to run alone fits: nothing runs before it, so nothing else makes room."""
-        while self.running and not (
-            len(self.running) < self.config.max_num_seqs and self._admission.fits(suspect, self.running)
-        ):
-            victim = max(self.running, key=lambda request: self.policy.key(request, now))
-            self.preempt(victim, Decision.PREEMPTED_AFTER_FAILURE)
+        urgent = self.waiting.urgent(now) if self.waiting.num_urgent else []
+        for victim in self._preemption.for_urgent(urgent, self.running, self._parked):
+            self.preempt(victim, Decision.PREEMPTED_FOR_URGENT)
 
     def _start(self, request: Request, budget: StepBudget, rows: list[ScheduledRow]) -> bool:
         """Start a waiting request if a slot and its blocks, and the future peak with it, fit."""

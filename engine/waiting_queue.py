@@ -18,6 +18,7 @@ class WaitingQueue:
         self._tenants = tenants
         self._lengths = lengths
         self.num_added = 0
+        self.num_urgent = 0
         self._requests: list[Request] = []
 
     def __repr__(self) -> str:
@@ -31,11 +32,13 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         self.num_added += 1
+        self.num_urgent += request.priority is PriorityClass.URGENT
         self._requests.append(request)
 
     def remove(self, request: Request) -> None:
         """Raises ValueError for one that does not wait."""
         self._requests.remove(request)
+        self.num_urgent -= request.priority is PriorityClass.URGENT
 
     def urgent(self, now: float) -> list[Request]:
         """The urgent ones, in order."""

@@ -169,7 +169,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def switch(loaded: LoadedModel, interrupts: bool) -> None:
-    loaded.core.config = replace(loaded.core.config, enable_interrupts=interrupts)
+    loaded.core.config = loaded.core.scheduler.config = replace(loaded.core.config, enable_interrupts=interrupts)
 
 
 async def compare(

@@ -319,3 +319,31 @@ def test_without_interrupts_an_urgent_request_waits_for_the_end_of_the_step() ->
     door = OneArrival(core, request("urgent", (90, 91), 1, priority=PriorityClass.URGENT))
     core.step(door)
     assert door.inside == []
+
+
+def test_a_long_urgent_prompt_goes_on_at_each_boundary_until_its_first_token() -> None:
+    """Its chunks run one by one between the layers of the parked step, which gets on between any two of them."""
+    core, _ = make_core(num_blocks=64, max_num_batched_tokens=64, prefill_chunk_size=16)
+    core.add(request("bulk", tuple(range(16)), priority=PriorityClass.BULK))
+    door = OneArrival(core, request("urgent", tuple(range(40, 60)), 2, priority=PriorityClass.URGENT))
+    result = core.step(door)
+    assert door.inside == ["urgent"] and [r.request_id for r, _ in result.advanced] == ["bulk"]
+    assert core.stats().interrupts_total == 2
+    assert run(core)["urgent"].output_token_ids == expected(tuple(range(40, 60)), 2)
+
+
+def test_urgent_prompts_that_come_between_two_steps_do_not_share_one_with_a_long_prefill() -> None:
+    """They have a step for themselves, and the next one is for everybody again, whatever comes."""
+    core, _ = make_core(num_blocks=64, max_num_batched_tokens=64, max_num_seqs=12, prefill_chunk_size=8)
+    bulk = request("bulk", tuple(range(48)), 10, priority=PriorityClass.BULK)
+    core.add(bulk)
+    core.step()
+    for number in range(3):
+        core.add(request(f"urgent{number}", (90, number), 4, priority=PriorityClass.URGENT))
+        advanced = [r.request_id for r, _ in core.step().advanced]
+        assert advanced == [f"urgent{number}"]
+        core.add(request(f"more{number}", (80, number), 4, priority=PriorityClass.URGENT))
+        computed = bulk.num_computed_tokens
+        core.step()
+        assert bulk.num_computed_tokens == computed + 8
+    assert all(r.output_token_ids == expected(r.prompt_token_ids, r.params.max_tokens) for r in run(core).values())
