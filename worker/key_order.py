@@ -18,8 +18,9 @@ class KeyOrder:
     wait for what it cancels."""
 
     def __init__(self, is_ordered: Callable[[str], bool]) -> None:
-        """`is_ordered` says so of a topic."""
+        """`is_ordered` says so of a topic; it is asked once for each."""
         self._is_ordered = is_ordered
+        self._ordered: dict[str, bool] = {}
         self._running: dict[_Line, int] = {}
 
     def may_start(self, waiting: Iterable[Record]) -> Callable[[Record], bool]:
@@ -48,6 +49,8 @@ class KeyOrder:
             del self._running[line]
 
     def _line(self, record: Record) -> _Line | None:
-        if record.key is None or record.value is None or not self._is_ordered(record.topic):
+        if record.topic not in self._ordered:  # asked for all that wait, at every poll
+            self._ordered[record.topic] = self._is_ordered(record.topic)
+        if record.key is None or record.value is None or not self._ordered[record.topic]:
             return None
         return _Line(record.tp, record.key)

@@ -17,6 +17,8 @@ async def follow(
     broker: Broker, topics: Collection[str], *, from_beginning: bool, until_end: bool
 ) -> AsyncGenerator[Record]:
     """Records as they come, partition by partition where there are many. Raises BrokerError."""
+    if not topics:
+        return
     reader = broker.reader(sorted(topics), from_beginning=from_beginning)
     try:
         await reader.start()

@@ -1,18 +1,10 @@
-"""All settings of a worker. Flags win over V4FLASH_* variables, those over the TOML file, that over the defaults.
+"""All settings of a worker: names, types, defaults, and what fits together. Built once, frozen; where the values come
+from is `worker.setting_sources`' to know."""
 
-A name nobody knows is an error that names it, in every source. Built once, frozen.
-"""
-
-import json
-import os
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from engine.api import PriorityClass
@@ -23,7 +15,6 @@ from topics.names import TopicNames
 from topics.routes import Route, RouteTable
 from worker.backpressure import DEFAULT_THRESHOLDS, Backpressure, Thresholds
 from worker.dead_letter import Dialect, Values
-from worker.errors import SettingsError
 from worker.processes import SUPERVISED
 from worker.quotas import TenantQuota
 from worker.security import check_security
@@ -38,15 +29,6 @@ ALIASES = {"max_batch_size": "max_num_seqs", "served_model_name": "served_model_
 
 RESERVED_PART = 32
 """One slot and one block in so many are kept for urgent requests, where the settings do not say how many."""
-
-
-class Source(StrEnum):
-    """Where a value came from, the strongest first."""
-
-    FLAG = "flag"
-    ENV = "env"
-    FILE = "file"
-    DEFAULT = "default"
 
 
 Ratio = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -234,69 +216,5 @@ class Settings(BaseSettings):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedSettings:
-    """Settings, and the source of each value."""
-
-    settings: Settings
-    sources: Mapping[str, Source]
-
-    def rows(self) -> list[tuple[str, str, Source]]:
-        """Name, value and source of every setting; secrets are masked."""
-        dumped = self.settings.model_dump(mode="json")
-        return [(name, _shown(value), self.sources[name]) for name, value in dumped.items()]
-
-
-def load_settings(
-    flags: Mapping[str, Any] | None = None, *, config: Path | None = None, environ: Mapping[str, str] | None = None
-) -> LoadedSettings:
-    """Layer all sources; a flag of None was not given. Raises SettingsError that names the setting."""
-    environ = os.environ if environ is None else environ
-    if config is None and environ.get(CONFIG_VARIABLE):
-        config = Path(environ[CONFIG_VARIABLE])
-    values: dict[str, Any] = {}
-    sources = dict.fromkeys(Settings.model_fields, Source.DEFAULT)
-    given = {name: value for name, value in (flags or {}).items() if value is not None}
-    for source, layer in ((Source.FILE, _file(config)), (Source.ENV, _env(environ)), (Source.FLAG, given)):
-        for name, value in layer.items():
-            field = ALIASES.get(name, name)
-            if field not in Settings.model_fields:
-                raise SettingsError(f"there is no setting {_spelled(name, source)}")
-            values[field], sources[field] = value, source
-    try:
-        return LoadedSettings(Settings(**values), sources)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        origin = f" (from {sources[str(first['loc'][0])]})" if first["loc"] else ""
-        reason = first["msg"].removeprefix("Value error, ")  # pydantic's word before a message of ours
-        raise SettingsError(f"{where}{origin}: {reason}" if where else reason) from None
-
-
 def _or(value: int | None, default: int) -> int:
     return default if value is None else value
-
-
-def _env(environ: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name.removeprefix(ENV_PREFIX).lower(): value
-        for name, value in environ.items()
-        if name.startswith(ENV_PREFIX) and name not in NO_SETTINGS
-    }
-
-
-def _file(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"cannot read {path}: {error}") from None
-
-
-def _spelled(name: str, source: Source) -> str:
-    return ENV_PREFIX + name.upper() if source is Source.ENV else f"{name} (from {source})"
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-MEMORY_BLOCKS = 96
+MEMORY_BLOCKS = 64
 """Memory of the KV cache, in blocks; with the SSD on, the buffers of its copies come out of it."""
 GATE_BLOCKS = 50
 NUM_SLOTS, NUM_READERS = 12, 2
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--parts", default="conversations,half,gate,direct")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--gate-repetitions", type=int, default=5)
-    parser.add_argument("--conversations", type=int, default=12)
+    parser.add_argument("--conversations", type=int, default=8)
     parser.add_argument("--directory", type=Path, default=Path("out/bench/l3"), help="on the disk to measure")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args()
@@ -144,7 +144,7 @@ class Bench:
         """Proof 4: a disk of 5 MB/s. Off twice, for the spread of off against off. Fewer and shorter conversations."""
         from slow_disk import SlowDisk
 
-        self._shape = replace(self._shape, num_conversations=3, num_turns=6)
+        self._shape = replace(self._shape, num_conversations=3, num_turns=3)
 
         def slowed(**changes: Any) -> Any:
             cold = self._cold(second_touch=False, **changes)

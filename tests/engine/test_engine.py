@@ -105,6 +105,25 @@ async def test_a_started_engine_answers_and_ends_its_thread() -> None:
         await answer(engine)
 
 
+async def test_a_reader_who_leaves_takes_the_request_along() -> None:
+    """What nobody reads any more is in no later step: its slot and its blocks are for others."""
+    runner = GatedRunner()
+    engine = Engine(loader(runner))
+    await engine.start()
+    stream = engine.generate(GenerateRequest("left", (1, 2, 3), SamplingParams(max_tokens=60)))
+    await anext(stream)
+    runner.gate.clear()  # it cannot run to its end meanwhile
+    await stream.aclose()  # type: ignore[attr-defined]
+    asking = asyncio.create_task(answer(engine, name="next"))
+    await asyncio.sleep(0)
+    runner.gate.set()
+    assert await asking == ("A" * 8, FinishReason.LENGTH)
+    steps = [event["requests"] for event in engine.flight.events() if event["kind"] == "step"]
+    assert ["next#0"] in steps
+    assert not any({"left#0", "next#0"} <= set(requests) for requests in steps)
+    await engine.close()
+
+
 async def test_an_engine_closed_while_it_loads_never_becomes_ready() -> None:
     """Otherwise it would take prompts with no thread behind it, and they would wait for ever."""
     release = threading.Event()

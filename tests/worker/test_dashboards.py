@@ -35,11 +35,16 @@ def alerts() -> list[dict]:
     return group["rules"]
 
 
+def recorded() -> list[dict]:
+    (group,) = yaml.safe_load((OPS / "prometheus" / "recording.yml").read_text())["groups"]
+    return group["rules"]
+
+
 def panels() -> list[dict]:
     return json.loads((OPS / "grafana" / "v4flash.json").read_text())["panels"]
 
 
-EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in alerts()} | {
+EXPRESSIONS = {rule.get("alert") or rule["record"]: rule["expr"] for rule in [*alerts(), *recorded()]} | {
     f"{panel['title']} {target['refId']}": target["expr"] for panel in panels() for target in panel["targets"]
 }
 

@@ -8,7 +8,8 @@ import pytest
 from worker.broker.kafka_security import KafkaSecurity, TokenError, token_from_file, token_from_function
 from worker.errors import SettingsError, StartError
 from worker.security import security_of
-from worker.settings import Settings, load_settings
+from worker.setting_sources import load_settings
+from worker.settings import Settings
 
 NAMED = {"sasl_username": "me", "sasl_password": "secret"}
 

@@ -6,7 +6,7 @@ import pytest
 
 from topics.names import TopicNames
 from worker.errors import SettingsError
-from worker.settings import Source, load_settings
+from worker.setting_sources import Source, load_settings
 
 
 def test_flags_win_over_environment_over_file_over_default(tmp_path: Path) -> None:

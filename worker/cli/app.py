@@ -20,7 +20,7 @@ from worker.logs import configure_logs
 from worker.provision import DEFAULT_PARTITIONS, create_topics, topics_of
 from worker.scan import follow
 from worker.serve import serve
-from worker.settings import Source
+from worker.setting_sources import Source
 
 # `--max_num_seqs` and `--max-num-seqs` are the same flag.
 CONTEXT = {"token_normalize_func": lambda token: token.replace("_", "-"), "help_option_names": ["-h", "--help"]}

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from worker.cli.settings_help import CLIENT_SETTINGS, SETTINGS_HELP
-from worker.settings import ALIASES, LoadedSettings, Settings, load_settings
+from worker.setting_sources import LoadedSettings, load_settings
+from worker.settings import ALIASES, Settings
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="TOML file of settings.")]
 
