@@ -23,7 +23,7 @@ SETTINGS_HELP = {
     "served_model_names": "What `model` may be in a prompt, by commas; replies bear the first. Default: as its file.",
     "engine": "'scripted' answers without a model, for tests of your own.",
     "scripted_tokens_per_second": "Speed of a stream of the scripted engine.",
-    "dtype": "How weights are kept and multiplied; int8 saves memory only without few_rows_layout or where there is AMX.",
+    "dtype": "How weights are kept and multiplied; int8 saves memory only with AMX or without few_rows_layout.",
     "exact_modules": "With int8: names of modules that stay bf16, such as lm_head.",
     "few_rows_layout": "With int8, where there is no AMX: a second copy of the weights for steps of one or two rows.",
     "seed": "A request without a seed takes one from its id and this; workers of one group need the same.",
