@@ -7,8 +7,11 @@ from engine.cache.disk import Disk
 
 
 class SlowDisk(Disk):
-    def __init__(self, bytes_per_second: float) -> None:
+    """Slow while `is_slow`."""
+
+    def __init__(self, bytes_per_second: float, *, is_slow: bool = True) -> None:
         super().__init__()
+        self.is_slow = is_slow
         self._rate = bytes_per_second
         self._free_at = 0.0
         self._lock = threading.Lock()
@@ -23,6 +26,8 @@ class SlowDisk(Disk):
 
     def _pass(self, num_bytes: int) -> None:
         """Wait for one's turn, and then for one's bytes."""
+        if not self.is_slow:
+            return
         with self._lock:
             now = time.monotonic()
             self._free_at = max(now, self._free_at) + num_bytes / self._rate

@@ -8,6 +8,7 @@ Variants of a part share the model and take turns: one turn of every conversatio
 import argparse
 import json
 import platform
+import random
 import shutil
 import statistics
 import sys
@@ -18,7 +19,6 @@ from typing import Any
 
 MEMORY_BLOCKS = 64
 """Memory of the KV cache, in blocks; with the SSD on, the buffers of its copies come out of it."""
-GATE_BLOCKS = 50
 NUM_SLOTS, NUM_READERS = 12, 2
 AGREEMENT = 0.8
 """Of the first answers' first tokens, what has to be the same in all variants (bf16 sums depend on batch mates)."""
@@ -28,8 +28,12 @@ SLOW_BYTES_PER_SECOND = 5e6
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default="conversations,half,gate,direct")
+    parser.add_argument(
+        "--model", default="smollm2", choices=["smollm2", "tiny"], help="tiny: random, 4 million weights"
+    )
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--gate-repetitions", type=int, default=5)
+    parser.add_argument("--slow-from-turn", type=int, default=1, help="of the gate's conversations; before, it is fast")
     parser.add_argument("--conversations", type=int, default=8)
     parser.add_argument("--directory", type=Path, default=Path("out/bench/l3"), help="on the disk to measure")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
@@ -56,6 +60,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         from conversations import Shape
+        from tiny_model import VOCABULARY, write_checkpoint
         from workloads import corpus
 
         from engine.checkpoint.bundled import bundled_model_path
@@ -64,8 +69,14 @@ class Bench:
         from engine.text.tokenizer import load_tokenizer
 
         self._options = options
-        self._model = load_model(bundled_model_path(), dtype="bf16")
-        self._corpus = corpus(load_tokenizer(bundled_model_path()).encode_text)
+        self._slow_disks: list[Any] = []
+        if options.model == "tiny":
+            self._model = load_model(write_checkpoint(options.out / "tiny"), dtype="bf16")
+            rng = random.Random(1)
+            self._corpus = [rng.randrange(VOCABULARY) for _ in range(100_000)]
+        else:
+            self._model = load_model(bundled_model_path(), dtype="bf16")
+            self._corpus = corpus(load_tokenizer(bundled_model_path()).encode_text)
         self._shape = Shape(options.conversations)
         self._base = EngineConfig(
             num_blocks=MEMORY_BLOCKS, max_num_seqs=4, max_num_batched_tokens=512, max_model_len=1024
@@ -93,6 +104,8 @@ class Bench:
         talks = {name: Talk(core, self._corpus, self._shape, name) for name, core in cores.items()}
         names = list(talks)
         for turn in range(self._shape.num_turns):
+            for disk in self._slow_disks:
+                disk.is_slow = turn + 1 >= self._options.slow_from_turn
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 measured[name].add(talks[name].run(1))
             print(f"  turn {turn + 1} of {self._shape.num_turns} done", file=sys.stderr, flush=True)
@@ -128,33 +141,33 @@ class Bench:
         )
 
     def half(self) -> dict[str, Any]:
-        """Half the memory and the SSD beside the whole memory without."""
-        half = MEMORY_BLOCKS // 2
+        """A memory and the SSD beside twice the memory without."""
         return self._compare(
             "half the memory with the SSD beside the whole without",
             {
-                "whole, off": lambda: self._core(MEMORY_BLOCKS),
-                "half, second touch": lambda: self._core(half, self._cold()),
-                "half, first touch": lambda: self._core(half, self._cold(second_touch=False)),
+                "whole, off": lambda: self._core(2 * MEMORY_BLOCKS),
+                "half, second touch": lambda: self._core(MEMORY_BLOCKS, self._cold()),
             },
             self._options.repetitions,
         )
 
     def gate(self) -> dict[str, Any]:
-        """Proof 4: a disk of 5 MB/s. Off twice, for the spread of off against off. Fewer and shorter conversations."""
+        """Proof 4: a disk of 5 MB/s. Off twice, for the spread of off against off."""
         from slow_disk import SlowDisk
 
-        self._shape = replace(self._shape, num_conversations=3, num_turns=3)
+        self._shape = replace(self._shape, num_conversations=8)
 
         def slowed(**changes: Any) -> Any:
             cold = self._cold(second_touch=False, **changes)
-            return self._core(GATE_BLOCKS + NUM_SLOTS + NUM_READERS, cold, SlowDisk(SLOW_BYTES_PER_SECOND))
+            disk = SlowDisk(SLOW_BYTES_PER_SECOND, is_slow=self._options.slow_from_turn == 1)
+            self._slow_disks.append(disk)
+            return self._core(MEMORY_BLOCKS + NUM_SLOTS + NUM_READERS, cold, disk)
 
         return self._compare(
-            "disk slowed to 5 MB/s",
+            f"disk slowed to 5 MB/s from turn {self._options.slow_from_turn} on",
             {
-                "off": lambda: self._core(GATE_BLOCKS),
-                "off again": lambda: self._core(GATE_BLOCKS),
+                "off": lambda: self._core(MEMORY_BLOCKS),
+                "off again": lambda: self._core(MEMORY_BLOCKS),
                 "gate and deadline": slowed,
                 "gate, no deadline": lambda: slowed(has_deadline=False),
             },
