@@ -15,6 +15,7 @@ from worker.cli.flags import LoadedSettings, with_client_settings, with_group_se
 from worker.cli.inspect import inspect_prompt
 from worker.cli.run import command_broker, run_command, silence_client
 from worker.cli.submit import prompt_text, submit_prompt
+from worker.cli.terminal import shown_text
 from worker.client import Client, Prompt
 from worker.logs import configure_logs
 from worker.provision import DEFAULT_PARTITIONS, create_topics, topics_of
@@ -126,7 +127,7 @@ async def _tail(loaded: LoadedSettings, topic: str, *, from_start: bool, until_n
             named = dict(record.headers)
             words = [(named.get(name) or b"-").decode("utf-8", "replace") for name in ("x-request-id", "x-event")]
             value = (record.value or b"").decode("utf-8", "replace")
-            print(f"{record.partition}:{record.offset} {' '.join(words)} {value}", flush=True)
+            print(shown_text(f"{record.partition}:{record.offset} {' '.join(words)} {value}"), flush=True)
 
 
 @app.command(context_settings=CONTEXT)

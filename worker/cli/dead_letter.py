@@ -10,6 +10,7 @@ import typer
 from worker.broker.api import Broker
 from worker.cli.flags import LoadedSettings, with_client_settings
 from worker.cli.run import command_broker, run_command
+from worker.cli.terminal import shown_text
 from worker.errors import SettingsError
 from worker.letter import Letter, NotReplayableError, parse_letter, shown
 from worker.scan import scan
@@ -95,7 +96,7 @@ async def _list(broker: Broker, topic: str, reason: str | None) -> None:
         if _is_wanted(letter, None, reason):
             num += 1
             message = " ".join(letter.message.split())[:MESSAGE_CHARS]
-            print(f"{letter.place} {letter.reason} {letter.origin} {letter.request_id} {message}")
+            print(shown_text(f"{letter.place} {letter.reason} {letter.origin} {letter.request_id} {message}"))
     if not num:
         print("no dead letters", file=sys.stderr)
 

@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from topics.headers import salvage_headers
 from worker.broker.api import Broker, Record, TopicPartition
+from worker.cli.terminal import shown_text
 from worker.commit_metadata import EMPTY, MetadataCodec
 from worker.doctor import prompt_topics, reply_topics
 from worker.errors import SettingsError
@@ -110,7 +111,7 @@ def _told(here: Whereabouts, now_ms: int) -> str:
         event, attempt = _text(reply, "x-event"), _text(reply, "x-attempt")
         rows.append(("reply", f"{reply.topic}:{reply.partition}:{reply.offset} {event}, attempt {attempt}"))
     rows += [("dead letter", f"{letter.place} {letter.reason}: {letter.message}") for letter in here.letters]
-    return "\n".join(f"{name:12} {said}" for name, said in rows)
+    return "\n".join(f"{name:12} {shown_text(said)}" for name, said in rows)
 
 
 __all__ = ["find", "inspect_prompt"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from topics.attempts import AttemptReader, AttemptState, EventKind
 from topics.names import TopicNames
 from worker.broker.api import Broker, BrokerError
+from worker.cli.terminal import shown_text
 from worker.client import Client, NoAnswerError, Prompt
 from worker.errors import SettingsError
 
@@ -77,7 +78,7 @@ async def _show(client: Client, prompt: Prompt, answer: AttemptReader, timeout_s
                     print("\n[a new attempt begins]", file=sys.stderr)
                 elif event.kind is EventKind.TEXT:
                     shown = True
-                    print(event.text, end="", flush=True)
+                    print(shown_text(event.text, keep="\n\t"), end="", flush=True)
     finally:
         notice.cancel()
         if shown:
