@@ -1,8 +1,10 @@
 """What others write does nothing to a person's terminal."""
 
+import asyncio
+
 import pytest
 
-from engine.scripted import ScriptedEngine
+from topics.replies import ReplyContext, chunk_record
 from worker.cli.submit import submit_prompt
 from worker.cli.terminal import shown_text
 from worker.client import Prompt
@@ -29,9 +31,14 @@ def test_a_stream_keeps_its_lines_and_tabs() -> None:
     assert shown_text("a\n\tb\x1b", keep="\n\t") == "a\n\tb\\x1b"
 
 
-async def test_an_answer_cannot_write_to_the_terminal(rig, capsys, monkeypatch):
+async def test_an_answer_cannot_write_to_the_terminal(rig, capsys):
     """What a model says is text of somebody else."""
-    monkeypatch.setattr("engine.scripted.answer_bytes", lambda *_: tuple("\x9b31mno".encode()))
-    async with rig.running(rig.app(ScriptedEngine())):
-        assert await submit_prompt(rig.broker, rig.names, Prompt("x", max_tokens=7), 10) == 0
-    assert capsys.readouterr().out.endswith("\\x9b31mno\n")
+    showing = asyncio.create_task(submit_prompt(rig.broker, rig.names, Prompt("x", request_id="r"), 10))
+    prompts = rig.broker.reader([rig.names.prompts("standard")], from_beginning=True)
+    await prompts.start()
+    assert await prompts.poll(1, 10)
+    context = ReplyContext("r", "one", "/v1/chat/completions", "m", 0)
+    said = chunk_record(context, 0, index=0, text="\x1b[2Jno\n", role_first=True, finish_reason="stop", final=True)
+    await rig.producer.send(rig.names.replies, said[0], headers=said[1])
+    assert await showing == 0
+    assert capsys.readouterr().out == "\\x1b[2Jno\n\n"
