@@ -72,11 +72,13 @@ class ColdTier:
         self._planned.clear()
 
     def swap_out(self, blocks: Sequence[Block], num_tokens: int) -> bool:
-        """Plan copies of all committed blocks of a request that is preempted, if loading them is cheaper later."""
+        """Copy all committed blocks of a request that is preempted, if loading them is cheaper later. At once: the step
+        that is planned may give them to somebody else."""
         if not blocks or self.transfers.is_hung or not self.cost.is_cheaper(len(blocks), num_tokens):
             return False
         for depth, block in enumerate(blocks):
             self.consider(block, depth, at_once=True)
+        self.copy_planned()
         return True
 
     def start(self, owner: str, hashes: Sequence[BlockHash], *, may_start: bool) -> GateDecision | None:
