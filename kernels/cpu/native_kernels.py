@@ -8,7 +8,6 @@ from torch import Tensor
 from kernels.api import AttentionPlan, HeadNorms, Linear
 from kernels.cpu.few_rows import FewRowsInt8Linear
 from kernels.cpu.int8 import make_int8_linear
-from kernels.cpu.kernels import TorchKernels
 from kernels.cpu.linear import make_linear
 from kernels.cpu.native.ops import NativeOps
 from kernels.cpu.sharing import shared_groups
@@ -27,6 +26,7 @@ class _Indices:
     query_starts: Tensor  # [S + 1]
     kv_lens: Tensor  # [S]
     block_tables: Tensor  # [S, M]
+    tail_slots: Tensor  # [S], or empty
     shared: Tensor  # [groups, 3]
 
     @classmethod
@@ -37,6 +37,7 @@ class _Indices:
             torch.tensor(plan.query_starts, dtype=torch.int32),
             torch.tensor(plan.kv_lens, dtype=torch.int32),
             plan.block_tables.int(),
+            torch.tensor(plan.tail_slots, dtype=torch.int32),
             torch.tensor(groups, dtype=torch.int32).view(-1, 3),
         )
 
@@ -53,7 +54,6 @@ class NativeKernels:
     def __init__(self, ops: NativeOps, *, few_rows: bool = True) -> None:
         self._ops = ops
         self._few_rows = few_rows
-        self._torch = TorchKernels()
         self._indices: _Indices | None = None  # of the latest plan: its layers follow one another
         self.note = f"compiled operations, {ops.isa}"
 
@@ -83,25 +83,49 @@ class NativeKernels:
         return self._ops.add_rms_norm(residual, values, scales, weight, eps)
 
     def rotary_write_kv(self, qkv: Product, norms: HeadNorms | None, kv: LayerKV, plan: AttentionPlan) -> AttentionRows:
-        if kv.tail is not None:
-            return self._torch.rotary_write_kv(qkv, norms, kv, plan)
         values, scales = _split(qkv)
         num_kv_heads, _, head_dim = kv.body.shape[2:]
         num_heads = values.shape[1] // head_dim - 2 * num_kv_heads
         query_norm, key_norm, eps = (norms.query, norms.key, norms.eps) if norms else (None, None, 0.0)
+        if kv.tail is None:
+            return AttentionRows(
+                self._ops.rotary_write_kv(
+                    values, scales, plan.cos, plan.sin, plan.slots, kv.body, num_heads, query_norm, key_norm, eps
+                )
+            )
+        at = self._planned(plan)
         return AttentionRows(
-            self._ops.rotary_write_kv(
-                values, scales, plan.cos, plan.sin, plan.slots, kv.body, num_heads, query_norm, key_norm, eps
+            *self._ops.stored_rotary_write(
+                values,
+                scales,
+                plan.cos,
+                plan.sin,
+                at.query_starts,
+                at.kv_lens,
+                at.block_tables,
+                at.tail_slots,
+                kv.body,
+                kv.scales,
+                kv.tail,
+                kv.group_size,
+                num_heads,
+                query_norm,
+                key_norm,
+                eps,
             )
         )
 
     def attention(self, rows: AttentionRows, kv: LayerKV, plan: AttentionPlan) -> Tensor:
-        if kv.tail is not None:
-            return self._torch.attention(rows, kv, plan)
+        at = self._planned(plan)
+        tables = at.query_starts, at.kv_lens, at.block_tables, at.shared
+        if rows.exact is None:
+            return self._ops.attention(rows.query, kv.body, *tables)
+        return self._ops.stored_attention(rows.query, rows.exact, kv.body, kv.scales, kv.group_size, *tables)
+
+    def _planned(self, plan: AttentionPlan) -> _Indices:
         if self._indices is None or self._indices.plan is not plan:
             self._indices = _Indices.of(plan)
-        at = self._indices
-        return self._ops.attention(rows.query, kv.body, at.query_starts, at.kv_lens, at.block_tables, at.shared)
+        return self._indices
 
     def silu_mul(self, gate_up: Product, row_format: RowFormat) -> Rows:
         values, scales = _split(gate_up)

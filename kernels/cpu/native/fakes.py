@@ -58,6 +58,43 @@ def attention(
     return torch.empty_like(query)
 
 
+def stored_rotary_write(
+    qkv: Tensor,
+    scales: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    block_tables: Tensor,
+    tail_slots: Tensor,
+    body: Tensor,
+    body_scales: Tensor | None,
+    tail: Tensor,
+    group_size: int,
+    num_heads: int,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    num_exact = torch.library.get_ctx().new_dynamic_size()  # known once lengths are
+    heads, dim = body.shape[2], body.shape[4]
+    return tail.new_empty((qkv.shape[0], num_heads, dim)), tail.new_empty((num_exact, 2, heads, dim))
+
+
+def stored_attention(
+    query: Tensor,
+    exact: Tensor,
+    body: Tensor,
+    body_scales: Tensor | None,
+    group_size: int,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    block_tables: Tensor,
+    shared_groups: Tensor,
+) -> Tensor:
+    return torch.empty_like(query)
+
+
 def matvec(x: Tensor, weight: Tensor, weight_scales: Tensor | None, x_scales: Tensor | None) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
 
@@ -88,6 +125,8 @@ def register_fakes() -> None:
         quantise_rows,
         rotary_write_kv,
         attention,
+        stored_rotary_write,
+        stored_attention,
         matvec,
         wide_linear,
         tile_pack,

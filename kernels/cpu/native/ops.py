@@ -80,6 +80,67 @@ class NativeOps:
         blocks that all of them share and that lie before their rows), ascending; shared keys are read once for all."""
         return _tensor(torch.ops.v4flash.attention(query, body, query_starts, kv_lens, block_tables, shared_groups))
 
+    def stored_rotary_write(
+        self,
+        qkv: Tensor,
+        scales: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        query_starts: Tensor,
+        kv_lens: Tensor,
+        block_tables: Tensor,
+        tail_slots: Tensor,
+        body: Tensor,
+        body_scales: Tensor | None,
+        tail: Tensor,
+        group_size: int,
+        num_heads: int,
+        query_norm: Tensor | None = None,
+        key_norm: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        """As `rotary_write_kv`, for a layer in another form than `tail` [slots, 2, K, B - 1, D]: gives the query and
+        `AttentionRows.exact`. Blocks that are full now are rounded into the body, other rows stay in their tail."""
+        return _pair(
+            torch.ops.v4flash.stored_rotary_write(
+                qkv,
+                scales,
+                cos,
+                sin,
+                query_starts,
+                kv_lens,
+                block_tables,
+                tail_slots,
+                body,
+                body_scales,
+                tail,
+                group_size,
+                num_heads,
+                query_norm,
+                key_norm,
+                eps,
+            )
+        )
+
+    def stored_attention(
+        self,
+        query: Tensor,
+        exact: Tensor,
+        body: Tensor,
+        body_scales: Tensor | None,
+        group_size: int,
+        query_starts: Tensor,
+        kv_lens: Tensor,
+        block_tables: Tensor,
+        shared_groups: Tensor,
+    ) -> Tensor:
+        """As `attention`, for a layer in another form than the query's: each row reads its own block from `exact`."""
+        return _tensor(
+            torch.ops.v4flash.stored_attention(
+                query, exact, body, body_scales, group_size, query_starts, kv_lens, block_tables, shared_groups
+            )
+        )
+
     def matvec(
         self, x: Tensor, weight: Tensor, weight_scales: Tensor | None = None, x_scales: Tensor | None = None
     ) -> Tensor:

@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
 #include <optional>
 
@@ -26,6 +27,19 @@ inline void check_body(const Tensor& t) {
                   t.stride(1) == t.size(2) * t.size(3) * t.size(4),
               "body must be blocks [N, 2, K, B, D], each contiguous, not ", t.sizes());
 }
+// The same in any form; int8 codes and nothing else have scales [N, 2, K, B, C], one for group_size channels.
+inline void check_stored(const Tensor& body, const OptionalTensor& scales, int64_t group_size) {
+  check_body(body);
+  TORCH_CHECK(is_float(body) || body.scalar_type() == at::kHalf || body.scalar_type() == at::kChar,
+              "body must be float32, bfloat16, float16 or int8, not ", body.scalar_type());
+  TORCH_CHECK(scales.has_value() == (body.scalar_type() == at::kChar), "int8 codes have scales, nothing else has");
+  if (!scales) return;
+  check_body(*scales);
+  TORCH_CHECK(group_size > 0 && scales->scalar_type() == at::kHalf && scales->size(0) == body.size(0) &&
+                  scales->size(1) == 2 && scales->size(2) == body.size(2) && scales->size(3) == body.size(3) &&
+                  scales->size(4) == (body.size(4) + group_size - 1) / group_size,
+              "scales must be float16 [N, 2, K, B, C] of the body's sizes");
+}
 inline void check_vector(const Tensor& t, at::ScalarType dtype, int64_t size, const char* name) {
   check_rows(t, 1, name);
   TORCH_CHECK(t.scalar_type() == dtype && t.size(0) == size, name, " must be ", size, " of ", dtype, ", not ",
@@ -42,6 +56,15 @@ inline const float* scales_of(const OptionalTensor& t, int64_t size, const char*
 template <class F>
 inline void by_dtype(at::ScalarType dtype, F f) {
   dtype == at::kFloat ? f(float{}) : f(c10::BFloat16{});
+}
+// As by_dtype, for a body in any form.
+template <class F>
+inline void by_stored(at::ScalarType dtype, F f) {
+  switch (dtype) {
+    case at::kChar: f(int8_t{}); break;
+    case at::kHalf: f(c10::Half{}); break;
+    default: by_dtype(dtype, f);
+  }
 }
 
 }  // namespace v4flash

@@ -17,6 +17,13 @@ TORCH_LIBRARY(v4flash, m) {
   m.def(
       "attention(Tensor query, Tensor body, Tensor query_starts, Tensor kv_lens, Tensor block_tables,"
       " Tensor shared_groups) -> Tensor");
+  m.def(
+      "stored_rotary_write(Tensor qkv, Tensor? scales, Tensor cos, Tensor sin, Tensor query_starts, Tensor kv_lens,"
+      " Tensor block_tables, Tensor tail_slots, Tensor(a!) body, Tensor(b!)? body_scales, Tensor(c!) tail,"
+      " int group_size, int num_heads, Tensor? query_norm, Tensor? key_norm, float eps) -> (Tensor, Tensor)");
+  m.def(
+      "stored_attention(Tensor query, Tensor exact, Tensor body, Tensor? body_scales, int group_size,"
+      " Tensor query_starts, Tensor kv_lens, Tensor block_tables, Tensor shared_groups) -> Tensor");
   m.def("matvec(Tensor x, Tensor weight, Tensor? weight_scales, Tensor? x_scales) -> Tensor");
   m.def("wide_linear(Tensor x, Tensor weight) -> Tensor");
   m.def("tile_pack(Tensor weight) -> Tensor");
@@ -33,6 +40,8 @@ TORCH_LIBRARY_IMPL(v4flash, CPU, m) {
   m.impl("quantise_rows", v4flash::quantise_rows);
   m.impl("rotary_write_kv", v4flash::rotary_write_kv);
   m.impl("attention", v4flash::attention);
+  m.impl("stored_rotary_write", v4flash::stored_rotary_write);
+  m.impl("stored_attention", v4flash::stored_attention);
   m.impl("matvec", v4flash::matvec);
   m.impl("tile_pack", v4flash::tile_pack);
   m.impl("tile_linear", v4flash::tile_linear);

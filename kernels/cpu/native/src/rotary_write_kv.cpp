@@ -2,41 +2,12 @@
 // key and value go to their slots of the paged cache, the query is returned.
 #include <ATen/ops/empty.h>
 
-#include <cmath>
-
-#include "checks.h"
 #include "ops.h"
 #include "parallel.h"
-#include "simd.h"
+#include "rotate.h"
 
 namespace v4flash {
 namespace {
-
-// Loads one head times `scale`, and over its root mean square times `norm` where there is one.
-template <class T, class W>
-void load_head(const T* from, int64_t head_dim, float scale, const W* norm, float eps, float* head) {
-  Vec squares = zero();
-  for_lanes(head_dim, [&](int64_t i, int lanes) {
-    const Vec x = load_lanes(from + i, lanes) * set(scale);
-    squares = fma(x, x, squares);
-    store_lanes(head + i, x, lanes);
-  });
-  if (!norm) return;
-  const Vec inverse = set(1.f / std::sqrt(reduce_add(squares) / static_cast<float>(head_dim) + eps));
-  for_lanes(head_dim, [&](int64_t i, int lanes) {
-    store_lanes(head + i, load_lanes(head + i, lanes) * inverse * load_lanes(norm + i, lanes), lanes);
-  });
-}
-
-template <class Out>
-void rotate_head(const float* head, int64_t half, const float* cos, const float* sin, Out* to) {
-  for_lanes(half, [&](int64_t i, int lanes) {
-    const Vec a = load_lanes(head + i, lanes), b = load_lanes(head + half + i, lanes);
-    const Vec c = load_lanes(cos + i, lanes), s = load_lanes(sin + i, lanes);
-    store_lanes(to + i, a * c - b * s, lanes);
-    store_lanes(to + half + i, b * c + a * s, lanes);
-  });
-}
 
 struct Shape {
   int64_t num_rows, num_heads, num_kv_heads, block_size, head_dim, block_stride;
@@ -71,33 +42,19 @@ void split_rows(const Shape& shape, const T* qkv, const float* scales, const flo
   });
 }
 
-void check_norm(const OptionalTensor& norm, int64_t head_dim, const char* name) {
-  if (!norm) return;
-  check_float(*norm, 1, name);
-  TORCH_CHECK(norm->size(0) == head_dim, name, " must have the head dimension");
-}
-
 }  // namespace
 
 Tensor rotary_write_kv(const Tensor& qkv, const OptionalTensor& scales, const Tensor& cos, const Tensor& sin,
-                       const Tensor& slots, Tensor& body, int64_t num_heads, const OptionalTensor& query_norm, const OptionalTensor& key_norm, double eps) {
+                       const Tensor& slots, Tensor& body, int64_t num_heads, const OptionalTensor& query_norm,
+                       const OptionalTensor& key_norm, double eps) {
   check_float(qkv, 2, "qkv");
   check_body(body);
   TORCH_CHECK(is_float(body), "body must be float32 or bfloat16, not ", body.scalar_type());
   const Shape shape{qkv.size(0), num_heads, body.size(2), body.size(3), body.size(4), body.stride(0)};
-  TORCH_CHECK(shape.head_dim % 2 == 0, "an odd head dimension has no halves to rotate");
   TORCH_CHECK(qkv.size(1) == (num_heads + 2 * shape.num_kv_heads) * shape.head_dim, "qkv has the wrong width");
-  for (const Tensor& angles : {cos, sin}) {
-    check_rows(angles, 2, "cos and sin");
-    TORCH_CHECK(angles.scalar_type() == at::kFloat && angles.size(0) == shape.num_rows &&
-                    angles.size(1) == shape.head_dim / 2,
-                "cos and sin must be float32 [T, D / 2]");
-  }
+  check_angles(cos, sin, shape.num_rows, shape.head_dim);
   check_vector(slots, at::kLong, shape.num_rows, "slots");
-  check_norm(query_norm, shape.head_dim, "query_norm");
-  check_norm(key_norm, shape.head_dim, "key_norm");
-  const auto norm_dtype = query_norm ? query_norm->scalar_type() : key_norm ? key_norm->scalar_type() : at::kFloat;
-  TORCH_CHECK(!query_norm || !key_norm || key_norm->scalar_type() == norm_dtype, "norms must be of one dtype");
+  const auto norm_dtype = check_norms(query_norm, key_norm, shape.head_dim);
   const auto* slot = slots.const_data_ptr<int64_t>();
   for (int64_t t = 0; t < shape.num_rows; ++t) {
     TORCH_CHECK(slot[t] >= 0 && slot[t] < body.size(0) * shape.block_size, "slot ", slot[t], " is not in the cache");

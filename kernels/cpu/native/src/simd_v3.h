@@ -1,6 +1,7 @@
 // Eight float lanes: x86-64-v3. A bfloat16 is widened to float32 as it is loaded.
 #pragma once
 #include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 namespace v4flash {
 
 using BF16 = c10::BFloat16;
+using F16 = c10::Half;
 using Vec = __m256;
 constexpr int kLanes = 8;
 constexpr int kPanel = 2;  // vectors of a row that the register tile of a matrix product holds
@@ -128,5 +130,48 @@ inline Vec row_sums(const Vec (&rows)[kLanes]) {
   const Vec high = _mm256_hadd_ps(_mm256_hadd_ps(rows[4], rows[5]), _mm256_hadd_ps(rows[6], rows[7]));
   return _mm256_permute2f128_ps(low, high, 0x20) + _mm256_permute2f128_ps(low, high, 0x31);
 }
+
+// What full blocks of a KV cache are kept in. A float16 ends at its largest number instead of infinity.
+constexpr float kLargestF16 = 65504.f;
+inline Vec load(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline Vec load_n(const int8_t* p, int n) {
+  int8_t part[kLanes] = {};
+  if (n > 0) std::memcpy(part, p, static_cast<size_t>(std::min(n, kLanes)));
+  return load(part);
+}
+inline Vec load(const F16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline Vec load_n(const F16* p, int n) {
+  alignas(16) uint16_t part[kLanes] = {};
+  if (n > 0) std::memcpy(part, p, static_cast<size_t>(std::min(n, kLanes)) * sizeof(uint16_t));
+  return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(part)));
+}
+inline void store_n(F16* p, Vec x, int n) {
+  alignas(16) uint16_t part[kLanes];
+  x = _mm256_min_ps(set(kLargestF16), _mm256_max_ps(set(-kLargestF16), x));  // the second where one is NaN
+  _mm_store_si128(reinterpret_cast<__m128i*>(part), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  if (n > 0) std::memcpy(static_cast<void*>(p), part, static_cast<size_t>(std::min(n, kLanes)) * sizeof(uint16_t));
+}
+// Lanes as 16-bit integers, saturated.
+inline __m128i integers(Vec x) {
+  const __m256i q = _mm256_cvtps_epi32(x);
+  return _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+}
+// Rounds half to even, clamps to +-127.
+inline void store_n(int8_t* p, Vec x, int n) {
+  alignas(16) int8_t part[16];
+  x = _mm256_min_ps(set(127.f), _mm256_max_ps(set(-127.f), x));
+  _mm_store_si128(reinterpret_cast<__m128i*>(part), _mm_packs_epi16(integers(x), integers(x)));
+  if (n > 0) std::memcpy(p, part, static_cast<size_t>(std::min(n, kLanes)));
+}
+inline void store_n(int16_t* p, Vec x, int n) {
+  alignas(16) int16_t part[kLanes];
+  _mm_store_si128(reinterpret_cast<__m128i*>(part), integers(x));
+  if (n > 0) std::memcpy(p, part, static_cast<size_t>(std::min(n, kLanes)) * sizeof(int16_t));
+}
+inline void store(F16* p, Vec x) { store_n(p, x, kLanes); }
+inline void store(int8_t* p, Vec x) { store_n(p, x, kLanes); }
+inline void store(int16_t* p, Vec x) { store_n(p, x, kLanes); }
 
 }  // namespace v4flash

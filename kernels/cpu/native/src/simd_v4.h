@@ -1,6 +1,7 @@
 // Sixteen float lanes: x86-64-v4 with bf16 and VNNI.
 #pragma once
 #include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 namespace v4flash {
 
 using BF16 = c10::BFloat16;
+using F16 = c10::Half;
 using Vec = __m512;
 constexpr int kLanes = 16;
 constexpr int kPanel = 4;  // vectors of a row that the register tile of a matrix product holds
@@ -99,5 +101,31 @@ inline Vec row_sums(const Vec (&rows)[kLanes]) {
   const Vec high = _mm512_shuffle_f32x4(quads[2], quads[3], 0x88) + _mm512_shuffle_f32x4(quads[2], quads[3], 0xdd);
   return _mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd);
 }
+
+// What full blocks of a KV cache are kept in. A float16 ends at its largest number instead of infinity.
+constexpr float kLargestF16 = 65504.f;
+inline Vec load(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline Vec load_n(const int8_t* p, int n) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)));
+}
+inline Vec load(const F16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline Vec load_n(const F16* p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
+inline void store_n(F16* p, Vec x, int n) {
+  x = _mm512_min_ps(set(kLargestF16), _mm512_max_ps(set(-kLargestF16), x));  // the second where one is NaN
+  _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+// Rounds half to even, clamps to +-127.
+inline void store_n(int8_t* p, Vec x, int n) {
+  x = _mm512_min_ps(set(127.f), _mm512_max_ps(set(-127.f), x));
+  _mm_mask_storeu_epi8(p, first_lanes(n), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+inline void store_n(int16_t* p, Vec x, int n) {
+  _mm256_mask_storeu_epi16(p, first_lanes(n), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x)));
+}
+inline void store(F16* p, Vec x) { store_n(p, x, kLanes); }
+inline void store(int8_t* p, Vec x) { store_n(p, x, kLanes); }
+inline void store(int16_t* p, Vec x) { store_n(p, x, kLanes); }
 
 }  // namespace v4flash
