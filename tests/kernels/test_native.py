@@ -224,7 +224,9 @@ def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
     rotary = (torch.randn(3, 32), None, *torch.randn(2, 3, 4), torch.arange(3), torch.zeros(2, 2, 1, 4, 8), 2)
     int32 = {"dtype": torch.int32}
     tables = (torch.tensor([0, 3], **int32), torch.tensor([5], **int32), torch.tensor([[1, 0]], **int32))
-    attention = (torch.randn(3, 2, 8), torch.randn(2, 2, 1, 4, 8), *tables, torch.empty(0, 3, **int32))
+    none_shared = torch.empty(0, 3, **int32)
+    stored = torch.zeros(2, 2, 1, 4, 8, dtype=torch.int8), torch.ones(2, 2, 1, 4, 1).half()
+    attention = (torch.randn(3, 2, 8), torch.randn(2, 2, 1, 4, 8), *tables, none_shared)
     for op, args in (
         (v4flash.add_rms_norm, norm),
         (v4flash.add_rms_norm_int8, norm),
@@ -233,10 +235,15 @@ def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
         (v4flash.quantise_rows, (x,)),
         (v4flash.rotary_write_kv, (*rotary, None, None, 0.0)),
         (v4flash.attention, attention),
+        (v4flash.stored_attention, (torch.randn(3, 2, 8), torch.randn(5, 2, 1, 8), *stored, 64, *tables, none_shared)),
         (v4flash.matvec, (x, torch.randn(7, 32), None, None)),
         (v4flash.wide_linear, (x.bfloat16(), torch.randn(7, 32).bfloat16())),
     ):
         torch.library.opcheck(op.default, args)
+    slots, tail = torch.tensor([0], **int32), torch.zeros(1, 2, 1, 3, 8)
+    write = (*rotary[:4], *tables, slots, *stored, tail, 64, 2, None, None, 0.0)
+    checks = ("test_schema", "test_faketensor")  # how many rows come back is known only once lengths are
+    torch.library.opcheck(v4flash.stored_rotary_write.default, write, test_utils=checks)
     dense, codes = torch.randn(7, 33).bfloat16(), torch.ones(7, 65, dtype=torch.int8)
     torch.library.opcheck(v4flash.tile_pack.default, (dense,))
     torch.library.opcheck(v4flash.tile_pack.default, (codes,))

@@ -13,7 +13,13 @@ _DIM, _WIDTH, _BLOCK = 32, 80, 4
 def wrong_answers(ops: NativeOps) -> list[str]:
     """Names of the operations whose answer is off."""
     generator = torch.Generator().manual_seed(0)
-    cases = {"add_rms_norm": _norm, "silu_mul": _silu_mul, "attention": _attention, "matvec": _matvec}
+    cases = {
+        "add_rms_norm": _norm,
+        "silu_mul": _silu_mul,
+        "attention": _attention,
+        "stored_attention": _stored,
+        "matvec": _matvec,
+    }
     if ops.has_tiles:
         cases["tile_linear"] = _tile_linear
     with torch.inference_mode():
@@ -55,6 +61,32 @@ def _attention(ops: NativeOps, generator: torch.Generator) -> bool:
         if not _near(ours[rows], expected.transpose(0, 1), 4e-2):
             return False
     return True
+
+
+def _stored(ops: NativeOps, generator: torch.Generator) -> bool:
+    """An int8 cache in two steps: nine rows of one sequence, then one more, which reads two blocks as codes."""
+    qkv = torch.randn(10, 4 * _DIM, generator=generator)  # two heads to one key head
+    no_turn = torch.ones(10, _DIM // 2), torch.zeros(10, _DIM // 2)
+    body, scales = torch.zeros(4, 2, 1, _BLOCK, _DIM, dtype=torch.int8), torch.zeros(4, 2, 1, _BLOCK, 1).half()
+    tail, table = torch.zeros(1, 2, 1, _BLOCK - 1, _DIM), torch.tensor([[2, 0, 3]], dtype=torch.int32)
+    ours = torch.empty(0)
+    for first, last in ((0, 9), (9, 10)):
+        rows, cos, sin = (x[first:last].contiguous() for x in (qkv, *no_turn))
+        tables = torch.tensor([0, last - first], dtype=torch.int32), torch.tensor([last], dtype=torch.int32), table
+        slots = torch.zeros(1, dtype=torch.int32)
+        query, exact = ops.stored_rotary_write(rows, None, cos, sin, *tables, slots, body, scales, tail, _DIM, 2)
+        none_shared = torch.empty(0, 3, dtype=torch.int32)
+        ours = ops.stored_attention(query, exact, body, scales, _DIM, *tables, none_shared)
+    key, value = qkv[:, 2 * _DIM : 3 * _DIM].clone(), qkv[:, 3 * _DIM :].clone()
+    for part, x in enumerate((key, value)):
+        for index, block in enumerate((2, 0)):
+            step = scales[block, part, 0].float()
+            read, own = body[block, part, 0] * step, x[index * _BLOCK : (index + 1) * _BLOCK]
+            if not ((read - own).abs() <= step * 0.5001).all():
+                return False
+            own.copy_(read)
+    scores = qkv[9, : 2 * _DIM].view(2, _DIM) @ key.T / math.sqrt(_DIM)
+    return _near(ours[0], scores.softmax(-1) @ value, 1e-4)
 
 
 def _matvec(ops: NativeOps, generator: torch.Generator) -> bool:
