@@ -180,7 +180,7 @@ class StoredFew {
     for (int j = 0; j < num_next_; ++j) {
       const char* line = reinterpret_cast<const char*>(next_rows_[j] + offset);
       const char* value = reinterpret_cast<const char*>(next_rows_[j] + offset + kv_.value_offset);
-      for (int64_t i = 0; i < size; i += FewRows<T>::kLineBytes) {
+      for (int64_t i = 0; i < size; i += Coming::kLineBytes) {
         _mm_prefetch(line + i, _MM_HINT_T0);
         _mm_prefetch(value + i, _MM_HINT_T0);
       }
