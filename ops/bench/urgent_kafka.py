@@ -147,6 +147,7 @@ class RecordedWorker:
             "prefill_chunk_size": CONFIG.prefill_chunk_size,
             "urgent_reserved_seqs": CONFIG.urgent_reserved_seqs,
             "urgent_reserved_blocks": CONFIG.urgent_reserved_blocks,
+            "grace_seconds": 5,
             "streaming_timeout_ms": 600_000,
             "first_token_timeout_ms": 600_000,
         }

@@ -90,3 +90,15 @@ def test_the_ssd_tier_needs_a_path_and_a_size_and_the_prefix_cache() -> None:
     config = cold.settings.engine_config().cold
     assert config is not None
     assert (config.directories, config.capacity_bytes) == ((Path("/a"), Path("/b")), 2 * 2**30)
+
+
+def test_what_the_scheduler_keeps_back_follows_from_the_sizes_unless_it_is_said() -> None:
+    """One slot and one block in 32 for urgent prompts, half of the stall limit for a step; 0 keeps nothing back."""
+    flags = {"max_num_seqs": 64, "num_blocks": 4096, "streaming_timeout_ms": 3000}
+    config = load_settings(flags, environ={}).settings.engine_config()
+    assert (config.urgent_reserved_seqs, config.urgent_reserved_blocks) == (2, 128)
+    assert config.inter_token_target_seconds == 1.5
+    assert config.thermal is not None and config.thermal.limit_celsius == 85
+    none = {"urgent_reserved_seqs": 0, "urgent_reserved_blocks": 0, "enable_thermal_governor": False}
+    said = load_settings(none, environ={}).settings.engine_config()
+    assert (said.urgent_reserved_seqs, said.urgent_reserved_blocks, said.thermal) == (0, 0, None)
