@@ -70,7 +70,7 @@ class Intake:
         self._metrics = metrics
         self._num_running = 0
         self._changed = asyncio.Event()
-        self._empty: set[TopicPartition] = set()
+        self._empty: dict[TopicPartition, float] = {}  # until when they are not asked again
         self._last_polled: dict[TopicPartition, int] = {}
         self._turn = 0
         self._quiet_since: float | None = None
@@ -91,7 +91,7 @@ class Intake:
             if not ready:
                 await self._wait_for_change()
                 continue
-            candidates = {cls: left for cls, tps in ready.items() if (left := [t for t in tps if t not in self._empty])}
+            candidates = self._candidates(ready)
             if not candidates:
                 await self._poll_all([tp for tps in ready.values() for tp in tps])
                 continue
@@ -109,6 +109,20 @@ class Intake:
     def changed(self) -> None:
         """Something else may let held records start."""
         self._changed.set()
+
+    def _candidates(
+        self, ready: Mapping[PriorityClass, Sequence[TopicPartition]]
+    ) -> dict[PriorityClass, list[TopicPartition]]:
+        """Without those that were empty a moment ago: records may have come, or the client may only now have fetched
+        them, and however much the others have, it is their turn to be asked."""
+        now = self._clock.now()
+        candidates = {}
+        for cls, tps in ready.items():
+            if left := [tp for tp in tps if self._empty.get(tp, now) <= now]:
+                candidates[cls] = left
+            else:
+                self._queue.empty(cls)
+        return candidates
 
     async def _start(self, admit: Callable[[Start, int], None]) -> None:
         """Start what may; its marks are committed first, with one commit for all."""
@@ -142,8 +156,7 @@ class Intake:
         elif records:
             self._take(tp, cls, records)
         else:
-            self._empty.add(tp)
-            self._queue.empty(cls)
+            self._empty[tp] = self._clock.now() + IDLE_SECONDS
 
     async def _poll_all(self, tps: Collection[TopicPartition]) -> None:
         """Where none had records: wait for the first that has."""

@@ -68,6 +68,7 @@ class Soak:
     async def fault(self) -> None:
         """One of them, at random."""
         name = self.chance.choice(("kill", "term", "restart", "stop", "broker clean", "broker kill"))
+        await self.workers.until_serving(self.goes, seconds=180)  # a fault hits one that works
         self.faults[name] = self.faults.get(name, 0) + 1
         match name:
             case "kill":

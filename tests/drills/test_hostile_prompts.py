@@ -2,10 +2,10 @@
 
 import pytest
 
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(900)]
 
 SHORT = "tell [[tokens=20]]"
-STREAM = "tell [[tokens=40]] [[slow]]"
+STREAM = "tell [[tokens=60]] [[slow]]"
 
 
 async def test_an_engine_that_fails_for_one_request(kafka, ledger, workers, passed):
@@ -49,18 +49,18 @@ async def test_a_killer_among_sixteen_innocents(kafka, ledger, workers, passed):
 async def test_five_kills_of_a_full_batch(kafka, ledger, workers, passed):
     """From outside: nothing is put aside."""
     await ledger.send(16, STREAM)
-    for _ in range(5):
+    for num_at_work in (16, 16, 1, 1, 1):  # what two workers had in work when they vanished runs alone
         worker = workers.start(kafka.bootstrap_servers)
-        before = sum(len(entry.attempts) for entry in ledger.entries.values())
-        ledger.fault()
+        enough = num_at_work + sum(len(entry.attempts) for entry in ledger.entries.values())
         await ledger.until(
-            lambda: sum(len(e.attempts) for e in ledger.entries.values()) > before,  # noqa: B023
+            lambda: sum(len(entry.attempts) for entry in ledger.entries.values()) >= enough,  # noqa: B023
             seconds=180,
-            what="an attempt of this worker",
+            what="the attempts of this worker",
         )
+        ledger.fault()
         await workers.kill(worker)
     last = workers.start(kafka.bootstrap_servers)
-    await ledger.until_settled(seconds=200)
+    await ledger.until_settled(seconds=400)
     await ledger.until_committed()
     assert await workers.end(last) == 0
     assert ledger.num_twice >= 16

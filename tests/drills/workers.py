@@ -105,7 +105,7 @@ class Workers:
         self.all.append(Worker(process, log, port, metrics_port))
         return self.all[-1]
 
-    async def until_serving(self, worker: Worker, *, seconds: float = 120.0) -> None:
+    async def until_serving(self, worker: Worker, *, seconds: float = 240.0) -> None:
         """It takes prompts."""
         ends = time.monotonic() + seconds
         while (await worker.get("/ready"))[0] != 200:

@@ -87,3 +87,22 @@ async def test_records_that_a_rebalance_overtook_are_left_to_the_new_owner(rig, 
     assert rig.replies("theirs") == []
     assert lost in other.assignment()
     assert await rig.uncommitted() == {lost: 1}
+
+
+async def test_a_partition_that_was_empty_is_asked_again_while_others_have_records(rig, prompt, monkeypatch):
+    """Else an urgent prompt would wait for the whole backlog of another class, and classes would not share."""
+    monkeypatch.setattr("worker.intake.IDLE_SECONDS", 0.002)
+    for i in range(400):
+        await rig.producer.send("v4flash.prompts.bulk", json.dumps(prompt("[[tokens=1]]")).encode(), partition=i % 2)
+    asked: list[str] = []
+    poll = MemoryConsumer.poll
+
+    async def listening(self, tp, max_records, timeout_seconds):
+        records = await poll(self, tp, max_records, timeout_seconds)
+        asked.append(f"{tp.topic.rsplit('.', 1)[1]} {'some' if records else 'none'}")
+        return records
+
+    monkeypatch.setattr(MemoryConsumer, "poll", listening)
+    await rig.serve_all(max_inflight_per_partition=400)
+    last = max(at for at, what in enumerate(asked) if what == "bulk some")
+    assert asked[:last].count("urgent none") > 4
