@@ -30,7 +30,7 @@ class PrefillChunks:
             return asked
         try:
             chosen = self._hook(body_bytes, {name.lower(): value or b"" for name, value in headers})
-        except Exception as error:
+        except Exception as error:  # code of an operator: its failure costs no prompt
             log.warning("prefill_chunk_hook failed", kind=type(error).__name__)
             return None
         if chosen is None or (isinstance(chosen, int) and 1 <= chosen <= MAX_PREFILL_CHUNK):

@@ -124,7 +124,7 @@ class Serving:
                     watch = tasks.create_task(self._watch(loop_watch))
                     await self.app.run(until_end=until_end, handover=handover)
                     watch.cancel()
-        except Exception as error:
+        except Exception as error:  # whatever ends the worker: what came before it is kept, and it goes on
             self.flight_log.write(f"the worker ends with {_kinds(error)}")
             raise
         log.info("worker ended")

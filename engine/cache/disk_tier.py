@@ -82,7 +82,7 @@ class DiskTier:
             for number, store in enumerate(self.stores):
                 found += [(number, header, place) for header, place in store.open()]
                 opened.append(store)
-        except BaseException:
+        except BaseException:  # whatever it was, no directory stays locked
             for store in opened:
                 store.close()
             raise

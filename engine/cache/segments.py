@@ -65,7 +65,7 @@ class SegmentStore:
         try:
             found = [record for path in self.disk.files(self.directory, SUFFIX) for record in self._reopen(path)]
             self._check_room()
-        except BaseException:
+        except BaseException:  # whatever it was, the directory does not stay locked
             self.close()
             raise
         return found
