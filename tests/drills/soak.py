@@ -12,7 +12,6 @@ import asyncio
 import random
 import signal
 import sys
-import tempfile
 import time
 import uuid
 from contextlib import AsyncExitStack, suppress
@@ -107,7 +106,8 @@ class Soak:
 
 async def main(options: argparse.Namespace) -> int:
     async with AsyncExitStack() as leaving:
-        folder = Path(leaving.enter_context(tempfile.TemporaryDirectory(prefix="soak.")))
+        folder = options.out
+        folder.mkdir(parents=True, exist_ok=True)
         server = leaving.enter_context(KafkaServer(folder / "kafka"))
         prefix = f"s{uuid.uuid4().hex[:8]}"
         model = options.engine == "model"
@@ -123,13 +123,24 @@ async def main(options: argparse.Namespace) -> int:
         rate = knee * options.load
         print(f"knee {knee:.2f} prompts/s, sending {rate:.2f}/s for {options.minutes} minutes", flush=True)
         before = soak.stays.rss_bytes
-        await soak.run(rate)
+        try:
+            await soak.run(rate)
+        finally:
+            await tell_open(ledger)
         after = soak.stays.rss_bytes
         row = ledger.row("soak")
         print(f"faults: {', '.join(f'{name} {count}' for name, count in sorted(soak.faults.items()))}")
         print(f"sent {row.num_sent}, right {row.num_right}, duplicates {row.num_duplicates}, lost {row.num_lost}")
         print(f"memory of the worker that stayed: {before / 1e6:.0f} MB at the start, {after / 1e6:.0f} MB at the end")
         return 0 if row.num_lost == 0 and row.num_right == row.num_sent else 1
+
+
+async def tell_open(ledger: Ledger) -> None:
+    """Each prompt without an answer, and what is committed of its partition."""
+    for name, entry in ledger.entries.items():
+        if not entry.answer.settled:
+            commit = await ledger.commit_of(entry.where)
+            print(f"no answer: {name} at {entry.where} offset {entry.offset}, attempts {entry.attempts}, {commit}")
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
@@ -139,6 +150,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--load", type=float, default=0.5, help="share of what they can carry")
     parser.add_argument("--text", default="Say something about the sea. [[tokens=60]]")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("out/soak"), help="logs of workers and broker; kept")
     return parser.parse_args(arguments)
 
 
