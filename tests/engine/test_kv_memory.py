@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from engine.cache.spec import CacheSpec, KVDtype, layer_dtypes
+from engine.checkpoint.bundled import bundled_model_path
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
 from engine.kv_memory import KVCacheMemory
+from engine.loading import load_model_and_core
 
 
 def spec_of(*dtypes: KVDtype, compute: KVDtype = "bf16") -> CacheSpec:
@@ -79,3 +83,20 @@ def test_every_field_of_the_layout_changes_its_id() -> None:
     ids = {CacheSpec(("int8",), **base | {name: value}).layout_id for name, value in changes.items()}  # type: ignore[arg-type]
     ids |= {CacheSpec(dtypes, **base).layout_id for dtypes in (("int8",), ("bf16",), ("int8", "int8"))}  # type: ignore[arg-type]
     assert len(ids) == len(changes) + 3
+
+
+@pytest.mark.model
+def test_memory_decides_how_many_blocks_a_loaded_model_has() -> None:
+    """The tails of all running sequences are taken off first; memory without room for a block is a clear error."""
+
+    def load(memory_bytes: int) -> int:
+        config = EngineConfig(kv_cache_memory_bytes=memory_bytes, kv_cache_dtype="int8", max_num_seqs=4)
+        loaded = load_model_and_core(
+            bundled_model_path(), config, name=None, dtype="bf16", exact_modules=(), few_rows=False, check=False
+        )
+        assert "kv=int8" in loaded.layout_id
+        return len(loaded.core.cache.pool.blocks)
+
+    assert load(100 * 190_080 + 4 * 345_600 + 190_079) == 100
+    with pytest.raises(ModelLoadError, match="hold no block"):
+        load(4 * 345_600)
