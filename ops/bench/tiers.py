@@ -17,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-MEMORY_BLOCKS = 64
-"""Memory of the KV cache, in blocks; with the SSD on, the buffers of its copies come out of it."""
 NUM_SLOTS, NUM_READERS = 12, 2
 AGREEMENT = 0.8
 """Of the first answers' first tokens, what has to be the same in all variants (bf16 sums depend on batch mates)."""
@@ -34,7 +32,8 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--gate-repetitions", type=int, default=5)
     parser.add_argument("--slow-from-turn", type=int, default=1, help="of the gate's conversations; before, it is fast")
-    parser.add_argument("--conversations", type=int, default=8)
+    parser.add_argument("--conversations", type=int, default=12)
+    parser.add_argument("--memory-blocks", type=int, default=96, help="with the SSD on, buffers come out of them")
     parser.add_argument("--directory", type=Path, default=Path("out/bench/l3"), help="on the disk to measure")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args()
@@ -79,7 +78,7 @@ class Bench:
             self._corpus = corpus(load_tokenizer(bundled_model_path()).encode_text)
         self._shape = Shape(options.conversations)
         self._base = EngineConfig(
-            num_blocks=MEMORY_BLOCKS, max_num_seqs=4, max_num_batched_tokens=512, max_model_len=1024
+            num_blocks=self._options.memory_blocks, max_num_seqs=4, max_num_batched_tokens=512, max_model_len=1024
         )
 
     def _cold(self, **changes: Any) -> Any:
@@ -133,9 +132,9 @@ class Bench:
         return self._compare(
             "working set 4 times the memory, equal memory",
             {
-                "off": lambda: self._core(MEMORY_BLOCKS),
-                "on, second touch": lambda: self._core(MEMORY_BLOCKS, self._cold()),
-                "on, first touch": lambda: self._core(MEMORY_BLOCKS, self._cold(second_touch=False)),
+                "off": lambda: self._core(self._options.memory_blocks),
+                "on, second touch": lambda: self._core(self._options.memory_blocks, self._cold()),
+                "on, first touch": lambda: self._core(self._options.memory_blocks, self._cold(second_touch=False)),
             },
             self._options.repetitions,
         )
@@ -145,8 +144,8 @@ class Bench:
         return self._compare(
             "half the memory with the SSD beside the whole without",
             {
-                "whole, off": lambda: self._core(2 * MEMORY_BLOCKS),
-                "half, second touch": lambda: self._core(MEMORY_BLOCKS, self._cold()),
+                "whole, off": lambda: self._core(2 * self._options.memory_blocks),
+                "half, second touch": lambda: self._core(self._options.memory_blocks, self._cold()),
             },
             self._options.repetitions,
         )
@@ -161,13 +160,13 @@ class Bench:
             cold = self._cold(second_touch=False, **changes)
             disk = SlowDisk(SLOW_BYTES_PER_SECOND, is_slow=self._options.slow_from_turn == 1)
             self._slow_disks.append(disk)
-            return self._core(MEMORY_BLOCKS + NUM_SLOTS + NUM_READERS, cold, disk)
+            return self._core(self._options.memory_blocks + NUM_SLOTS + NUM_READERS, cold, disk)
 
         return self._compare(
             f"disk slowed to 5 MB/s from turn {self._options.slow_from_turn} on",
             {
-                "off": lambda: self._core(MEMORY_BLOCKS),
-                "off again": lambda: self._core(MEMORY_BLOCKS),
+                "off": lambda: self._core(self._options.memory_blocks),
+                "off again": lambda: self._core(self._options.memory_blocks),
                 "gate and deadline": slowed,
                 "gate, no deadline": lambda: slowed(has_deadline=False),
             },
