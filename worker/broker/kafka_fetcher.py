@@ -106,7 +106,7 @@ class KafkaFetcher:
                     found = await client.getmany(
                         foreign, timeout_ms=int(timeout_seconds * 1000), max_records=max_records
                     )
-                except Exception as error:
+                except Exception as error:  # decoders raise what they like; errors of the cluster go on
                     if isinstance(error, errors.KafkaError) and not isinstance(error, UNREADABLE):
                         raise
                     start = await client.position(foreign)  # unmoved, though the good records in front are gone
