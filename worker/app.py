@@ -103,7 +103,7 @@ class WorkerApp:
             max_replay_age_seconds=settings.max_replay_age_seconds,
             lease_seconds=settings.lease_seconds,
         )
-        self._watchdog = Watchdog(clock)
+        self._watchdog = Watchdog(clock, lambda: self._assignment.open)
         self._subscription = Subscription(
             partial(broker.consumer, settings.group_id),
             self._assignment,

@@ -108,6 +108,11 @@ class Subscription:
         await self._consumer.start()
         self._joined.set()
 
+    @property
+    def joined(self) -> bool:
+        """Whether the consumer has started; False also after a start that failed, until `renew` has helped."""
+        return self._joined.is_set()
+
     async def hand_over(self) -> None:
         """Leave the group like one that lost all its partitions: what runs is leased to this worker."""
         self._left = True
@@ -131,7 +136,8 @@ class Subscription:
         self, tps: Collection[TopicPartition], poll: Callable[[Consumer], Awaitable[Sequence[Record]]]
     ) -> Sequence[Record]:
         async with self._polling:
-            await self._joined.wait()
+            if not self._joined.is_set():
+                return ()
             records: Sequence[Record]
             consumer = self._inner
             self._watchdog.asked(tps)
@@ -179,6 +185,7 @@ class Subscription:
         return self._routes.topics | {topic for topic in existing if self._routes.match(topic) is not None}
 
     async def _subscribe(self, topics: frozenset[str]) -> None:
+        self._joined.clear()
         self._consumer = self._join(sorted(topics), self._listener)  # in place before it starts: the listener uses it
         await self._consumer.start()
         self._topics = topics  # not before: after a start that failed the next refresh tries again

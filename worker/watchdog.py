@@ -1,7 +1,9 @@
 """Whether every partition moves on: sees what is asked and what comes, and heals a fetch that has stalled.
 
 A partition stalls when it was asked for a whole interval, brought nothing, and has records past its position. The first
-remedy is another consumer; `reason` says so when that did not help, which is when the process has to be restarted.
+remedy is another consumer; `reason` says so when that did not help, which is when the process has to be restarted. A
+consumer that could not start, or whose partitions were never opened since the broker was away at the rebalance, is
+replaced until that helps: Kafka does not tell anybody again what is theirs.
 """
 
 import asyncio
@@ -22,6 +24,9 @@ log = structlog.get_logger(__name__)
 class WatchedConsumer(Protocol):
     """What the watchdog asks of the consumer, and its remedy."""
 
+    @property
+    def joined(self) -> bool: ...
+
     def assignment(self) -> frozenset[TopicPartition]: ...
 
     async def positions(self, tps: Collection[TopicPartition]) -> Mapping[TopicPartition, int]: ...
@@ -34,8 +39,11 @@ class WatchedConsumer(Protocol):
 class Watchdog:
     """Told of every poll; `look` decides. A partition that nobody asks for (paused, window full) is never judged."""
 
-    def __init__(self, clock: Clock, *, stall_seconds: float = STALL_SECONDS) -> None:
+    def __init__(
+        self, clock: Clock, opened: Callable[[], Collection[TopicPartition]], *, stall_seconds: float = STALL_SECONDS
+    ) -> None:
         self._clock = clock
+        self._opened = opened
         self._stall_seconds = stall_seconds
         self._fruitless_since: dict[TopicPartition, float] = {}
         self._asked_at: dict[TopicPartition, float] = {}
@@ -43,6 +51,7 @@ class Watchdog:
         self._waiting_since: float | None = None
         self._renewed: set[TopicPartition] = set()
         self._stalled: set[TopicPartition] = set()
+        self._unopened_since: float | None = None
 
     @property
     def reason(self) -> str | None:
@@ -74,6 +83,15 @@ class Watchdog:
         """Judge, and replace the consumer where that may help. Raises BrokerError: a broker that is away says nothing
         of this process."""
         ours = consumer.assignment()
+        if consumer.joined and ours <= set(self._opened()):
+            self._unopened_since = None
+        elif self._unopened_since is None:
+            self._unopened_since = self._clock.now()
+        elif self._clock.now() - self._unopened_since >= self._stall_seconds:
+            log.warning("partitions were never opened and the consumer is replaced", num_partitions=len(ours))
+            await consumer.renew()
+            self._unopened_since = None
+            return
         for times in (self._fruitless_since, self._asked_at):
             for tp in times.keys() - ours:
                 del times[tp]

@@ -75,7 +75,7 @@ async def test_a_new_topic_is_joined_again_after_a_start_that_failed():
         SimpleNamespace(on_revoked=on_revoked),
         RouteTable(routes=(Route(pattern=r"tenants\.[a-z]+"),)),
         SimpleNamespace(partition_counts=partition_counts),
-        watchdog=Watchdog(SystemClock()),
+        watchdog=Watchdog(SystemClock(), frozenset),
     )
     await subscription.start()
     counts["tenants.b"] = 1

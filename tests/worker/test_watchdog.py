@@ -1,8 +1,11 @@
 """Which partitions stand still, what is done about it, and what `/live` says."""
 
 import asyncio
+from functools import partial
 
-from worker.broker.api import TopicPartition
+import pytest
+
+from worker.broker.api import BrokerUnavailableError, TopicPartition
 from worker.watchdog import Watchdog
 
 ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -15,7 +18,9 @@ class Hands:
         self.time, self.num_renewed = 0.0, 0
         self.at = {ONE: 0, TWO: 0}
         self.ends = {ONE: 0, TWO: 0}
-        self.watchdog = Watchdog(self, stall_seconds=30.0)
+        self.opened: set[TopicPartition] = {ONE, TWO}
+        self.joined, self.broken = True, False
+        self.watchdog = Watchdog(self, lambda: self.opened, stall_seconds=30.0)
 
     def now(self) -> float:
         return self.time
@@ -34,6 +39,8 @@ class Hands:
 
     async def renew(self) -> None:
         self.num_renewed += 1
+        if self.broken:
+            raise BrokerUnavailableError("away")
 
     async def pass_seconds(self, seconds: int, **records: bool) -> None:
         """Both partitions are asked every second."""
@@ -89,6 +96,43 @@ async def test_a_poll_that_never_returns_is_a_stall():
         hands.time += 1.0
         await hands.watchdog.look(hands)
     assert hands.num_renewed == 1
+
+
+@pytest.mark.parametrize("unjoined", [False, True])
+async def test_partitions_that_were_never_opened_are_taken_again_until_it_helps(unjoined):
+    """The broker was away when they came to us, or when we joined: Kafka tells nobody again. Nothing is asked then."""
+    hands = Hands()
+    if unjoined:
+        hands.joined, hands.at = False, {}
+    else:
+        hands.opened = set()
+    for _ in range(30):
+        await hands.watchdog.look(hands)
+        hands.time += 1.0
+    assert hands.num_renewed == 0
+    hands.broken = True
+    for _ in range(3):
+        with pytest.raises(BrokerUnavailableError):
+            await hands.watchdog.look(hands)
+    hands.broken = False
+    await hands.watchdog.look(hands)
+    assert hands.num_renewed == 4
+    hands.joined, hands.opened = True, {ONE, TWO}
+    for _ in range(100):
+        hands.time += 1.0
+        await hands.watchdog.look(hands)
+    assert hands.num_renewed == 4
+
+
+async def test_an_assignment_that_failed_is_made_good(rig, prompt, monkeypatch):
+    """The broker does not say where our partitions begin when they come to us: the watchdog joins again."""
+    monkeypatch.setattr("worker.app.Watchdog", partial(Watchdog, stall_seconds=0.2))
+    app = rig.app()
+    await rig.send(prompt(), x_request_id="r")
+    rig.broker.fail_next("committed", BrokerUnavailableError("away"))
+    async with rig.running(app):
+        await rig.until_replied("r")
+    assert rig.answer("r")
 
 
 async def test_a_worker_whose_poll_hangs_joins_again_and_serves(rig, prompt, monkeypatch):
