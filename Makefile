@@ -15,7 +15,7 @@ help:
 	@echo "make demo   a real small model answers Kafka prompts of three classes (sets itself up)"
 	@echo "make test   all tests, on a real Kafka where Java 17 and Maven are there (sets itself up)"
 	@echo "make interop  Spring, NestJS, FastStream, confluent-kafka and kcat beside a worker, each where its tools are"
-	@echo "make drills faults on a real Kafka and real workers, and a table of what became of every prompt (half an hour)"
+	@echo "make drills faults on a real Kafka and real workers, and a table of what became of every prompt (long; DRILLS_BACKLOG=2400 makes it shorter)"
 	@echo "make fuzz   new bad records from the old ones for FUZZ_SECONDS (60), and all of them through a whole worker"
 	@echo "make check  ruff, strict types, import rules"
 	@echo "make bench  ours beside its peers on this machine (transformers, and what make peers has set up)"

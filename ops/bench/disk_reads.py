@@ -1,4 +1,4 @@
-"""Proof 9: block-size reads through the SSD tier beside a direct loop on the same file, both at one queue depth."""
+"""Block-size reads through the SSD tier beside a direct loop on the same file, both at one queue depth."""
 
 import hashlib
 import os
@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from percentiles import percentile
 
 BLOCK_BYTES = 368_640  # of SmolLM2-135M in bf16, 16 tokens
 NUM_BLOCKS, NUM_READS, DEPTH, ROUNDS = 512, 1500, 4, 5
@@ -98,7 +100,7 @@ def compare(directory: Path) -> dict[str, Any]:
     os.close(fd)
     transfers.close()
     shutil.rmtree(path)
-    report = {name: {"p50": rank(s, 50), "p99": rank(s, 99)} for name, s in seconds.items()}
+    report = {name: {"p50": percentile(s, 50), "p99": percentile(s, 99)} for name, s in seconds.items()}
     ratios = {n: {key: report[n][key] / report["direct"][key] for key in ("p50", "p99")} for n in ("tier", "ours")}
     print(f"\nreads of {BLOCK_BYTES} bytes, O_DIRECT, {DEPTH} at a time, {ROUNDS} rounds of {NUM_READS} in turn")
     print("| | p50 ms | p99 ms | p50 ratio (goal 1.3) | p99 ratio (goal 2) |\n|---|---|---|---|---|")
@@ -130,8 +132,3 @@ def timed(read: Callable[[int, int], float], order: list[int]) -> list[float]:
     for thread in threads:
         thread.join()
     return seconds
-
-
-def rank(values: list[float], percent: int) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]

@@ -25,7 +25,7 @@ sys.path = [entry for entry in sys.path if entry != HERE] + [str(Path(__file__).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch  # noqa: E402
-from traces import percentiles  # noqa: E402
+from percentiles import percentiles  # noqa: E402
 from workloads import corpus  # noqa: E402
 
 from engine.api import GenerateRequest  # noqa: E402
@@ -154,7 +154,7 @@ class Static:
 
 
 def figures(seconds: list[float], prompts: list[Asked], elapsed: float, busy: float) -> dict[str, float]:
-    p50, p95, _ = percentiles(seconds)
+    p50, p95, _ = percentiles(seconds).values()
     num_out = sum(asked.num_out for asked in prompts)
     return {"p50": p50, "p95": p95, "output_tokens_per_second": num_out / elapsed, "busy": busy}
 

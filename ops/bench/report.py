@@ -8,6 +8,7 @@ from typing import Any
 
 from limits import Machine, bound
 from peers.api import Prompt
+from percentiles import percentiles
 from quality import refusal
 from roster import OURS
 
@@ -28,11 +29,6 @@ def rates(workload: str, num_in: int, num_out: int, prefill: float, total: float
         "total": (num_in + num_out) / total,
     }
     return {metric: every[metric] for metric in METRICS[workload]}
-
-
-def percentile(values: list[float], percent: int) -> float:
-    """Nearest rank."""
-    return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)]
 
 
 def summary(
@@ -57,7 +53,7 @@ def summary(
             "settings": entry["settings"],
             "speed": {metric: median(run[metric] for run in runs) for metric in METRICS[workload]},
             "runs": runs,
-            "first_token_seconds": {f"p{q}": percentile(firsts, q) for q in (50, 95, 99)},
+            "first_token_seconds": percentiles(firsts),
             "peak_mb": entry["peak_mb"],
             "agreement": entry.get("agreement"),
             "num_judged": entry.get("num_judged", 0),

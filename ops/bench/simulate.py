@@ -21,7 +21,8 @@ from typing import Any, cast
 HERE = str(Path(__file__).parent)
 sys.path = [entry for entry in sys.path if entry != HERE] + [str(Path(__file__).parents[2]), HERE]
 
-from traces import TraceRequest, infinite_cache_ratio, long_answers, percentiles, read_trace  # noqa: E402
+from percentiles import percentiles  # noqa: E402
+from traces import TraceRequest, infinite_cache_ratio, long_answers, read_trace  # noqa: E402
 from virtual import VirtualTransfers, virtual_ssd  # noqa: E402
 
 from engine import scheduler as scheduler_module  # noqa: E402
@@ -87,8 +88,8 @@ class Outcome:
     squeezed: int = 0
 
     def row(self) -> dict[str, float]:
-        first, gaps = list(percentiles(self.first)), list(percentiles(self.gaps))
-        small = list(percentiles(self.first_small))
+        first, gaps = list(percentiles(self.first).values()), list(percentiles(self.gaps).values())
+        small = list(percentiles(self.first_small).values())
         return {
             "hit L2 %": 100 * self.num_l2 / self.num_prompt,
             "hit SSD %": 100 * self.num_l3 / self.num_prompt,

@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from percentiles import percentile, percentiles
+
 NUM_SLOTS, NUM_READERS = 12, 2
 AGREEMENT = 0.8
 """Of the first answers' first tokens, what has to be the same in all variants (bf16 sums depend on batch mates)."""
@@ -128,7 +130,7 @@ class Bench:
             )
 
     def conversations(self) -> dict[str, Any]:
-        """Proof 3: equal memory, SSD off beside on with both admissions."""
+        """Equal memory, SSD off beside on with both admissions."""
         return self._compare(
             "working set 4 times the memory, equal memory",
             {
@@ -151,7 +153,7 @@ class Bench:
         )
 
     def gate(self) -> dict[str, Any]:
-        """Proof 4: a disk of 5 MB/s. Off twice, for the spread of off against off."""
+        """A disk of 5 MB/s. Off twice, for the spread of off against off."""
         from slow_disk import SlowDisk
 
         self._shape = replace(self._shape, num_conversations=8)
@@ -203,9 +205,7 @@ def row(all_runs: Any, runs: list[Any]) -> dict[str, Any]:
     """Percentiles of the time to the first token over all runs; the rate is the median of the runs."""
     seconds = all_runs.first_token_seconds
     return {
-        "p50": percentile(seconds, 50),
-        "p95": percentile(seconds, 95),
-        "p99": percentile(seconds, 99),
+        **percentiles(seconds),
         "p99_runs": [percentile(run.first_token_seconds, 99) for run in runs],
         "p50_runs": [percentile(run.first_token_seconds, 50) for run in runs],
         "p95_runs": [percentile(run.first_token_seconds, 95) for run in runs],
@@ -214,11 +214,6 @@ def row(all_runs: Any, runs: list[Any]) -> dict[str, Any]:
         "l3": all_runs.l3_tokens / all_runs.prompt_tokens,
         "computed": 1 - (all_runs.l2_tokens + all_runs.l3_tokens) / all_runs.prompt_tokens,
     }
-
-
-def percentile(values: list[float], rank: int) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, len(ordered) * rank // 100)]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,9 +71,3 @@ def infinite_cache_ratio(requests: Sequence[TraceRequest], block_size: int) -> f
 
 def _digest(hash_id: int, part: int) -> bytes:
     return hashlib.blake2b(f"{hash_id}/{part}".encode(), digest_size=32).digest()
-
-
-def percentiles(values: Sequence[float]) -> Iterator[float]:
-    """p50, p95 and p99."""
-    ordered = sorted(values) or [float("nan")]
-    return (ordered[min(len(ordered) - 1, len(ordered) * q // 100)] for q in (50, 95, 99))

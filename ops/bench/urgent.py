@@ -26,6 +26,7 @@ HERE = str(Path(__file__).parent)
 sys.path = [entry for entry in sys.path if entry != HERE] + [str(Path(__file__).parents[2]), HERE]
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+from percentiles import percentile  # noqa: E402
 from recording import RecordingRunner, chunk_in_flight, work_between  # noqa: E402
 from workloads import corpus  # noqa: E402
 
@@ -48,11 +49,6 @@ CONFIG = EngineConfig(
 )
 NUM_BULK = 12
 VARIANTS = {"step": False, "segment": True}
-
-
-def percentile(values: list[float], q: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * q / 100))] if ordered else float("nan")
 
 
 class Prompts:
@@ -142,6 +138,22 @@ def summary(phases: list[dict[str, Any]], recording: list[Any]) -> dict[str, Any
     }
 
 
+def results(
+    capacity: float,
+    idle: list[dict[str, Any]],
+    alone: list[dict[str, Any]],
+    runs: dict[str, list[dict[str, Any]]],
+    steps: list[Any],
+) -> dict[str, Any]:
+    """What `report` shows; `capacity` is tokens a second of bulk alone."""
+    return {
+        "capacity_tokens_per_second": capacity,
+        "idle": summary(idle, steps),
+        "bulk alone": summary(alone, steps),
+        **{label: summary(phases, steps) for label, phases in runs.items()},
+    }
+
+
 def show(label: str, part: dict[str, Any], *, idle: float, alone: float) -> None:
     first, gap = part["first_token_ms"], part["bulk_gap_ms"]
     print(
@@ -190,13 +202,7 @@ async def compare(
                 run = await phase(ask, f"{variant}{turn}-{share}", bulk=True, rate=rate, arrivals=each)
                 runs.setdefault(f"{variant} {100 * share:g} %", []).append(run)
         alone.append(await phase(ask, f"alone{turn}", bulk=True, rate=1.0, arrivals=0, seconds=options.seconds))
-    steps = recording.steps
-    return {
-        "capacity_tokens_per_second": capacity,
-        "idle": summary(idle, steps),
-        "bulk alone": summary(alone, steps),
-        **{label: summary(phases, steps) for label, phases in runs.items()},
-    }
+    return results(capacity, idle, alone, runs, recording.steps)
 
 
 def report(way: str, result: dict[str, Any]) -> None:

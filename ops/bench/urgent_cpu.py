@@ -22,7 +22,7 @@ from urgent import (
     URGENT_TOKENS,
     VARIANTS,
     Prompts,
-    summary,
+    results,
     switch,
 )
 from workloads import corpus
@@ -139,10 +139,4 @@ def measure_cpu(options: argparse.Namespace) -> dict[str, Any]:
                 run = phase(f"{variant}{turn}-{share}", bulk=True, rate=rate, arrivals=each)
                 runs.setdefault(f"{variant} {100 * share:g} %", []).append(run)
         alone.append(phase(f"alone{turn}", bulk=True, rate=1.0, arrivals=0, seconds=options.seconds))
-    steps = recording.steps
-    return {
-        "capacity_tokens_per_second": capacity,
-        "idle": summary(idle, steps),
-        "bulk alone": summary(alone, steps),
-        **{label: summary(phases, steps) for label, phases in runs.items()},
-    }
+    return results(capacity, idle, alone, runs, recording.steps)

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "kafka"))
 from broker import KafkaServer
 from load import Ask, LoadClient, make_topics
 from recording import RecordingRunner, Step, work_between
-from urgent import CONFIG, URGENT_OUT, URGENT_TOKENS, VARIANTS, Prompts, phase, summary
+from urgent import CONFIG, URGENT_OUT, URGENT_TOKENS, VARIANTS, Prompts, phase, results
 from workloads import corpus
 
 from engine.api import PriorityClass
@@ -123,12 +123,7 @@ async def measure_through_kafka(options: argparse.Namespace) -> dict[str, Any]:
                     reading.cancel()
                 steps += await asyncio.to_thread(worker.stop)
     rates = [work_between(steps, part["began"], part["ended"])["tokens_per_second"] for part in alone]
-    return {
-        "capacity_tokens_per_second": sum(rates) / len(rates),
-        "idle": summary(idle, steps),
-        "bulk alone": summary(alone, steps),
-        **{label: summary(phases, steps) for label, phases in runs.items()},
-    }
+    return results(sum(rates) / len(rates), idle, alone, runs, steps)
 
 
 class RecordedWorker:

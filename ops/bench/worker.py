@@ -28,6 +28,7 @@ from alone import ALONE, measure_alone  # noqa: E402
 from broker import KafkaServer  # noqa: E402
 from direct import serve_direct  # noqa: E402
 from load import Ask, LoadClient, make_topics  # noqa: E402
+from percentiles import percentiles  # noqa: E402
 from processes import cpu_seconds, start_worker  # noqa: E402
 from workloads import corpus, make  # noqa: E402
 
@@ -36,11 +37,6 @@ from engine.text.tokenizer import load_tokenizer  # noqa: E402
 from topics.names import TopicNames  # noqa: E402
 
 NUM_OUT = 64
-
-
-def percentiles(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    return {f"p{q}": ordered[min(len(ordered) - 1, len(ordered) * q // 100)] for q in (50, 95, 99)}
 
 
 class ThroughKafka:
