@@ -127,6 +127,7 @@ class EngineCore:
         self.check_request(request.num_prompt_tokens, request.params.max_tokens)
         self._requests[request.request_id] = request
         self.scheduler.add(request)
+        self._did_nothing = False  # whoever loads, this one may have work
 
     def abort(self, request_id: str) -> None:
         """End a request; unknown ids are ignored (it may just have finished). One that is in the step that runs keeps
@@ -137,6 +138,7 @@ class EngineCore:
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.scheduler.finish(request, FinishReason.ABORT)
+            self._did_nothing = False  # what it held may let others run
 
     def preempt_if_running(self, request_id: str) -> None:
         """Take a request off the device, to be recomputed; nothing happens to one that waits or has ended."""

@@ -46,9 +46,14 @@ def load_model_and_core(
         sized = replace(sized, num_blocks=num_blocks)
     runner = TorchRunner(model, sized)
     transfers = None if sized.cold is None else open_transfers(sized.cold, runner.cache)
-    governor = None if sized.thermal is None else find_governor("cpu", sized.thermal)
-    core = EngineCore(sized, runner, transfers=transfers, governor=governor, check=check)
-    core.warm_up()
+    try:
+        governor = None if sized.thermal is None else find_governor("cpu", sized.thermal)
+        core = EngineCore(sized, runner, transfers=transfers, governor=governor, check=check)
+        core.warm_up()
+    except BaseException:  # the directories of the SSD tier do not stay locked
+        if transfers is not None:
+            transfers.close()
+        raise
     computes = f"{kernels.name}: {kernels.note}" if kernels.note else kernels.name
     info = ModelInfo(name or path.stem, sized.max_model_len, model.spec.vocab_size, computes)
     digest = f"{checkpoint_digest(path)}/{WeightMode(dtype, exact_modules).digest}"

@@ -42,7 +42,9 @@ class Loads:
                 self._waiting.remove(request)
                 request.move(RequestStatus.LOADING)
                 self._requests[request.request_id] = request
-            elif decision is not GateDecision.SHORTAGE:
+            elif decision is GateDecision.SHORTAGE:
+                return  # nobody behind overtakes it
+            else:
                 request.num_loads = MAX_LOADS
 
     def cancel_latest(self) -> bool:

@@ -132,8 +132,8 @@ class Scheduler:
         if suspect is not None and suspect.status is RequestStatus.WAITING:
             for victim in self._preemption.for_suspect(suspect, self.running, now):
                 self.preempt(victim, Decision.PREEMPTED_AFTER_FAILURE)
-        if suspect is None and self._urgent_goes_first(now):
-            return self._batch(self._urgent_rows(now))
+        if suspect is None and self._urgent_goes_first(now) and (urgent := self._urgent_rows(now)):
+            return self._batch(urgent)
         budget = StepBudget(
             self._max_step_tokens(now),
             [request for request in self.running if request.is_decoding],

@@ -232,5 +232,7 @@ class ScriptedEngine:
         """Blocks to the waiting in order of class, then arrival; nobody overtakes the first."""
         while self._waiting and sum(self._running.values()) + self._waiting[0][2] <= self._num_blocks:
             *_, blocks, request, granted = heapq.heappop(self._waiting)
+            if granted.done():  # cancelled, and its task has not run yet
+                continue
             self._running[request.request_id] = blocks
             granted.set_result(None)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import zstandard
 
+from engine.errors import BlockCorruptError
+
 NUM_SAMPLES = 8
 RETRY_AFTER = 1024
 
@@ -55,5 +57,11 @@ class Compression:
 
     @staticmethod
     def unpack(payload: memoryview, num_bytes: int) -> memoryview:
-        """The block as it was. Raises zstandard.ZstdError for what is none."""
-        return memoryview(zstandard.ZstdDecompressor().decompress(payload, max_output_size=num_bytes))
+        """The block as it was. Raises BlockCorruptError for what is none."""
+        try:
+            block = memoryview(zstandard.ZstdDecompressor().decompress(payload, max_output_size=num_bytes))
+        except zstandard.ZstdError as error:
+            raise BlockCorruptError(str(error)) from None
+        if len(block) != num_bytes:
+            raise BlockCorruptError(f"{len(block)} bytes come out instead of {num_bytes}")
+        return block

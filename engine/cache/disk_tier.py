@@ -39,7 +39,6 @@ class TierCounters:
     bytes_written: int = 0
     bytes_rewritten: int = 0
     bytes_read: int = 0
-    blocks_read: int = 0
     evictions: int = 0
     corrupt: int = 0
     missing: int = 0
@@ -201,7 +200,6 @@ class DiskTier:
                 _log.warning("dropped a block of the SSD tier: %s", error)
             return None
         with self._lock:
-            self.counters.blocks_read += 1
             self.counters.bytes_read += entry.place.num_bytes
         return header, payload
 
@@ -226,7 +224,8 @@ class DiskTier:
     def hottest(self, limit: int) -> list[BlockHash]:
         """The most used blocks, a prefix before what follows it; blocks that nobody used are not among them."""
         with self._lock:
-            used = [(-entry.num_uses, entry.depth, h) for h, entry in self._index.items() if entry.num_uses]
+            index = list(self._index.items())
+        used = [(-entry.num_uses, entry.depth, block_hash) for block_hash, entry in index if entry.num_uses]
         return [block_hash for _, _, block_hash in sorted(used)[:limit]]
 
     def _append(self, record: memoryview) -> tuple[int, Place] | None:
@@ -262,26 +261,33 @@ class DiskTier:
 
         A block weighs its bytes times its rank in the order of use; hot are used ones in the later half of it."""
         store = self.stores[number]
-        with self._lock:
-            weights = dict.fromkeys(store.sealed, 0)
-            hot: dict[int, list[tuple[BlockHash, _Entry]]] = {segment: [] for segment in weights}
-            for rank, (block_hash, entry) in enumerate(self._index.items()):
-                if entry.store == number and entry.place.segment in weights:
-                    weights[entry.place.segment] += (rank + 1) * entry.place.num_bytes
-                    if entry.num_uses and rank >= len(self._index) // 2:
-                        hot[entry.place.segment].append((block_hash, entry))
+        with self._lock:  # only to copy: the engine's thread waits for this lock
+            index = list(self._index.items())
+        weights = dict.fromkeys(store.sealed, 0)
+        hot: dict[int, list[tuple[BlockHash, _Entry]]] = {segment: [] for segment in weights}
+        for rank, (block_hash, entry) in enumerate(index):
+            if entry.store == number and entry.place.segment in weights:
+                weights[entry.place.segment] += (rank + 1) * entry.place.num_bytes
+                if entry.num_uses and rank >= len(index) // 2:
+                    hot[entry.place.segment].append((block_hash, entry))
         victim = min(weights, key=lambda segment: (weights[segment], segment))
         saved = self._read_back(store, hot[victim])
-        with self._lock:
-            gone = [h for h, entry in self._index.items() if (entry.store, entry.place.segment) == (number, victim)]
-            entries = {block_hash: self._index.pop(block_hash) for block_hash in gone}
-            self.counters.evictions += len(gone) - len(saved)
+        gone = [h for h, entry in index if (entry.store, entry.place.segment) == (number, victim)]
+        with self._lock:  # nobody but this thread adds blocks, so none has come to a sealed segment
+            entries = {block_hash: self._index.pop(block_hash) for block_hash in gone if block_hash in self._index}
+            self.counters.evictions += len(entries)
         store.remove(victim)
         for block_hash, record in saved.items():
-            entry = _Entry(number, store.append(record), entries[block_hash].depth, entries[block_hash].num_uses)
+            if (before := entries.get(block_hash)) is None:
+                continue
+            try:
+                place = store.append(record)
+            except CacheStoreFullError:  # a segment that was cut short gave too little; the caller lets another one go
+                break
             with self._lock:
-                self._index[block_hash] = entry
+                self._index[block_hash] = _Entry(number, place, before.depth, before.num_uses)
                 self.counters.bytes_rewritten += len(record)
+                self.counters.evictions -= 1
 
     def _read_back(self, store: SegmentStore, hot: list[tuple[BlockHash, _Entry]]) -> dict[BlockHash, memoryview]:
         """Whole records of the hottest blocks, as much as may survive."""

@@ -33,7 +33,7 @@ class _Segment:
     fd: int
     file_bytes: int
     used_bytes: int = 0
-    num_readers: int = 0
+    num_users: int = 0
     removed: bool = False
 
 
@@ -63,8 +63,11 @@ class SegmentStore:
         except OSError as error:
             raise CacheStoreError(f"l3_cache_path {self.directory} cannot be used: {error.strerror}") from None
         try:
-            found = [record for path in self.disk.files(self.directory, SUFFIX) for record in self._reopen(path)]
+            found = [record for path in self._files() for record in self._reopen(path)]
             self._check_room()
+        except OSError as error:
+            self.close()
+            raise CacheStoreError(f"l3_cache_path {self.directory} cannot be used: {error.strerror}") from None
         except BaseException:  # whatever it was, the directory does not stay locked
             self.close()
             raise
@@ -89,14 +92,15 @@ class SegmentStore:
         if active is None or active.used_bytes + len(record) > active.file_bytes:
             active = self._start_segment(len(record))
         place = Place(active.number, active.used_bytes, len(record))
-        self.disk.write(active.fd, record, place.offset)
+        with self._in_use(active.number):  # a `close` leaves the file to this write
+            self.disk.write(active.fd, record, place.offset)
         active.used_bytes += len(record)
         return place
 
     def read(self, place: Place, block_hash: BlockHash, buffer: memoryview) -> tuple[RecordHeader, memoryview]:
         """The header and the payload as it is stored, in `buffer`. Raises BlockCorruptError, and OSError or KeyError
         for what is no longer there."""
-        with self._reading(place.segment) as segment:
+        with self._in_use(place.segment) as segment:
             record = buffer[: place.num_bytes]
             if self.disk.read(segment.fd, record, place.offset) != len(record):
                 raise BlockCorruptError(f"{segment.path.name} ends before {place.offset + place.num_bytes}")
@@ -111,7 +115,7 @@ class SegmentStore:
         """Mark a record so that no later scan finds it."""
         page = aligned_buffer(HEADER_BYTES)
         header.pack_into(page)
-        with self._reading(place.segment) as segment:
+        with self._in_use(place.segment) as segment:
             self.disk.write(segment.fd, page, place.offset)
 
     def remove(self, number: int) -> None:
@@ -119,7 +123,7 @@ class SegmentStore:
         with self._mutex:
             segment = self._segments.pop(number)
             segment.removed = True
-            idle = segment.num_readers == 0
+            idle = segment.num_users == 0
         self.disk.remove(segment.path)
         if idle:
             self.disk.close(segment.fd)
@@ -131,27 +135,29 @@ class SegmentStore:
             for segment in segments:
                 segment.removed = True
         for segment in segments:
-            if segment.num_readers == 0:
+            if segment.num_users == 0:
                 self.disk.close(segment.fd)
         if self._lock_fd >= 0:
             self.disk.unlock(self._lock_fd)
             self._lock_fd = -1
 
     @contextlib.contextmanager
-    def _reading(self, number: int) -> Iterator[_Segment]:
+    def _in_use(self, number: int) -> Iterator[_Segment]:
         with self._mutex:
             segment = self._segments[number]
-            segment.num_readers += 1
+            segment.num_users += 1
         try:
             yield segment
         finally:
             with self._mutex:
-                segment.num_readers -= 1
-                last = segment.removed and segment.num_readers == 0
+                segment.num_users -= 1
+                last = segment.removed and segment.num_users == 0
             if last:
                 self.disk.close(segment.fd)
 
     def _start_segment(self, num_bytes: int) -> _Segment:
+        if self._lock_fd < 0:
+            raise CacheStoreFullError("the store is closed")
         file_bytes = max(self.segment_bytes, num_bytes)
         if self.file_bytes + file_bytes > self.capacity_bytes:
             raise CacheStoreFullError
@@ -197,6 +203,10 @@ class SegmentStore:
         if not found:
             self.remove(number)
         return [(header, place) for header, place in found if not header.dead]
+
+    def _files(self) -> list[Path]:
+        """Ours; a file of another name is somebody else's."""
+        return [path for path in self.disk.files(self.directory, SUFFIX) if path.stem.isdecimal()]
 
     def _is_whole(self, header: RecordHeader, place: Place) -> bool:
         try:

@@ -16,6 +16,7 @@ from engine.cache.disk import aligned_buffer
 from engine.cache.disk_tier import DiskTier
 from engine.cache.record import record_bytes
 from engine.cache.writes import WriteQueue
+from engine.errors import BlockCorruptError
 
 _log = logging.getLogger(__name__)
 
@@ -179,9 +180,9 @@ class Transfers:
         """Copy a block that the tier wants, to be written later; False, and declined, if too many wait already."""
         return self._writes.put(block_hash, depth, self.memory.block_bytes(block_id))
 
-    def probe(self, *, now: bool = False) -> None:
+    def probe(self) -> None:
         """Read one block for its time alone, if none was read lately: a disk that was slow may be fast again."""
-        if not now and (self._reading or self._clock() - self._last_read < PROBE_SECONDS):
+        if self._reading or self._clock() - self._last_read < PROBE_SECONDS:
             return
         block_hash = self.tier.newest()
         if block_hash is not None:
@@ -207,9 +208,10 @@ class Transfers:
         with load.lock:
             load.abandoned = True
         if now is not None:
-            for read in list(self._reading.values()):
-                if read.load is load:
-                    self.cost.observe_read(now - read.since)
+            with self._lock:
+                for read in list(self._reading.values()):
+                    if read.load is load:
+                        self.cost.observe_read(now - read.since)
 
     def _read_all(self, number: int) -> None:
         buffer = aligned_buffer(record_bytes(self.memory.bytes_per_block))
@@ -237,8 +239,12 @@ class Transfers:
         if got is None:
             return False
         header, payload = got
-        if header.compressed:
-            payload = Compression.unpack(payload, header.raw_bytes)
+        try:
+            payload = Compression.unpack(payload, header.raw_bytes) if header.compressed else payload
+        except BlockCorruptError as error:
+            _log.warning("dropped a block of the SSD tier: %s", error)
+            self.tier.drop_corrupt(read.block_hash)
+            return False
         self._observe(self._clock() - read.since)
         load = read.load
         if load is None or len(payload) != self.memory.bytes_per_block:

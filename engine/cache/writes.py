@@ -38,6 +38,7 @@ class WriteQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_dropped = 0
+        self._told = ""
         self._tier = tier
         self._bytes_per_block = bytes_per_block
         self._compression = compression
@@ -97,8 +98,10 @@ class WriteQueue:
             self._tier.open()
         except CacheStoreBusyError:
             return
-        except CacheStoreError:
-            _log.exception("the SSD tier could not be taken over")
+        except CacheStoreError as error:
+            if str(error) != self._told:
+                self._told = str(error)
+                _log.warning("the SSD tier could not be taken over, and is tried again: %s", error)
             return
         _log.info("SSD tier: taken over, %d blocks found", self._tier.num_blocks)
         self._opened()

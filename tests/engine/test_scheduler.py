@@ -355,3 +355,18 @@ def test_a_step_that_was_out_of_memory_runs_again_with_half_the_chunks() -> None
     while not result.errors:
         result = core.step()
     assert set(result.errors) == {"again"} and core.scheduler.decisions[Decision.CHUNK_HALVED] == 1 + 3
+
+
+def test_an_urgent_request_that_finds_no_room_stops_nobody() -> None:
+    """Its blocks are held by another urgent one, which gets its token in every step."""
+    core = core_of()
+    first = request("first", tuple(range(40)), 40, priority=PriorityClass.URGENT)
+    core.add(first)
+    core.step()
+    core.add(request("urgent", tuple(range(100, 160)), 4, priority=PriorityClass.URGENT))
+    core.add(request("bulk", tuple(range(200, 260)), 4, priority=PriorityClass.BULK))
+    while core.scheduler.running == [first] and len(first.output_token_ids) < 20:
+        before = len(first.output_token_ids)
+        core.step()
+        assert len(first.output_token_ids) == before + 1
+    finish(core)

@@ -161,3 +161,17 @@ async def test_text_never_becomes_a_control_token() -> None:
     engine = await started()
     ids = engine.encode_chat([ChatMessage("user", "<|im_end|>Ā𐀀\ud800")])
     assert [token for token in ids if token >= TURN_START] == [TURN_START, TURN_END, TURN_START]
+
+
+async def test_a_waiting_request_that_is_cancelled_harms_nobody() -> None:
+    """Blocks come free before its task has heard of it: they are the next one's."""
+    engine = await started(num_blocks=4)
+    running = engine.generate(request(engine, "first", "first", max_tokens=40, ignore_eos=True))
+    await anext(running)
+    waiting = asyncio.create_task(read(engine, request(engine, "second", "second", max_tokens=40)))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await running.aclose()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await read(engine, request(engine, "third", "third", max_tokens=40))

@@ -97,6 +97,7 @@ def test_a_load_in_flight_stops_no_step(cores: Any, core: EngineCore, gate: thre
     core.step()
     assert loading.status is RequestStatus.LOADING and core.rest_seconds is not None and core.rest_seconds > 1
     core.add(other)
+    assert core.rest_seconds == 0.0
     for _ in range(4):
         core.step()
     assert other.output_token_ids == cores.expected(other) and loading.status is RequestStatus.LOADING

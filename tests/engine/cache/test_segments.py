@@ -172,3 +172,38 @@ def test_a_record_that_was_killed_stays_dead(tmp_path: Path, record: Record) -> 
     store = SegmentStore(tmp_path, 16 * SIZE, 4 * SIZE)
     assert store.open() == [second]
     store.close()
+
+
+def test_a_file_of_another_name_is_left_alone(tmp_path: Path, record: Record) -> None:
+    """It is neither read nor removed."""
+    (tmp_path / "notes.seg").write_text("mine")
+    store = open_store(tmp_path)
+    fill(store, record, range(2))
+    store.close()
+    assert (tmp_path / "notes.seg").read_text() == "mine"
+
+
+def test_a_directory_whose_files_cannot_be_opened_is_refused_and_not_kept(tmp_path: Path, record: Record) -> None:
+    """The error names the setting; the next process finds the directory free."""
+    store = open_store(tmp_path)
+    fill(store, record, range(2))
+    store.close()
+
+    class Exhausted(Disk):
+        def open(self, path: Path, *, create: bool = False) -> int:
+            if path.suffix == ".seg":
+                raise OSError(24, "Too many open files")
+            return super().open(path, create=create)
+
+    with pytest.raises(CacheStoreError, match=r"l3_cache_path .*Too many open files"):
+        SegmentStore(tmp_path, 16 * SIZE, 4 * SIZE, Exhausted()).open()
+    open_store(tmp_path).close()
+
+
+def test_a_closed_store_takes_nothing(tmp_path: Path, record: Record) -> None:
+    """A thread that is late writes no file into a directory that another process may have by now."""
+    store = open_store(tmp_path)
+    store.close()
+    with pytest.raises(CacheStoreFullError, match="closed"):
+        fill(store, record, range(1))
+    assert not list(tmp_path.glob("*.seg"))

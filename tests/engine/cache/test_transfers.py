@@ -252,3 +252,21 @@ def test_blocks_are_packed_only_where_that_makes_them_come_sooner(tmp_path: Path
     assert rig.landed.acquire(timeout=WAIT)
     assert bytes(rig.memory.block_bytes(5)) == b"a" * SIZE
     rig.transfers.close()
+
+
+class Rubbish(Compression):
+    """Packs a block into what is no zstd frame."""
+
+    def pack(self, payload: memoryview, read_seconds: float) -> bytes | None:
+        return b"rubbish"
+
+
+def test_a_block_that_cannot_be_unpacked_is_dropped_for_good(tmp_path: Path, disk: Any) -> None:
+    """It is a miss, counted as damaged, and not looked up again."""
+    rig = Rig(tmp_path, disk, compression=Rubbish())
+    rig.store(*names("a"))
+    rig.transfers.start(names("a"), [5])
+    assert rig.landed.acquire(timeout=WAIT)
+    assert rig.transfers.poll()[0].num_landed == 0
+    assert (rig.transfers.tier.counters.corrupt, rig.transfers.tier.num_blocks) == (1, 0)
+    rig.transfers.close()
