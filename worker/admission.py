@@ -81,7 +81,7 @@ class Admission:
 
     def left_behind(self) -> None:
         """That process has gone: what it has not answered may start, lease or not."""
-        self._freed |= self._elsewhere
+        self._freed = {prompt for prompt in self._elsewhere if prompt not in self._answered}
         self._elsewhere.clear()
 
     def arrived(self, held: Held) -> None:
@@ -134,6 +134,7 @@ class Admission:
             starts += [Start(held, alone=False, quarantined=False) for held in free if self._key(held) not in marked]
         for chosen in starts:
             del self._held[self._key(chosen.held)]
+            self._freed.discard(Answered.of(chosen.held.record))
             self._order.started(chosen.held.record)
         return starts
 

@@ -73,6 +73,7 @@ class Assignment:
         consumer.pause(self.paused & set(assigned))
         self._recorded("assigned", assigned)
         self.epoch += 1
+        epoch = self.epoch
         self.open.clear()
         self.unreadable.clear()
         committed = await consumer.committed(assigned)
@@ -85,6 +86,8 @@ class Assignment:
             since = 0 if everything else self._clock.wall_ms() - int(self._max_replay_age * 1000)
             for tp, offset in (await consumer.offsets_for_time(fresh, since)).items():
                 starts[tp] = ends[tp] if offset is None else offset
+        if epoch != self.epoch:  # they were taken away again meanwhile
+            return
         found = {}
         for tp in assigned:
             commit = committed.get(tp)

@@ -69,6 +69,7 @@ class Child:
                 for prompt in from_fields(message["prompts"]):
                     self._app.answered_elsewhere(prompt)
             case Kind.RELEASED:
+                self._elsewhere = []  # who has not joined yet waits for nobody
                 self._app.left_behind()
             case Kind.HAND_OVER:
                 self._app.request_hand_over()

@@ -222,7 +222,7 @@ class Intake:
         before = self._assignment.paused
         if wanted != before:
             self._consumer.pause(wanted - before)
-            self._consumer.resume((before - wanted) & self._assignment.open)
+            self._consumer.resume(before - wanted)  # also of partitions that have gone: they may come back
             self._assignment.set_paused(wanted)
 
     async def _wait_for_change(self) -> None:

@@ -12,6 +12,7 @@ from worker.errors import WorkerError
 from worker.watchdog import Watchdog
 
 REFRESH_SECONDS = 30.0
+UNJOINED_SECONDS = 0.05
 
 log = structlog.get_logger(__name__)
 
@@ -137,6 +138,7 @@ class Subscription:
     ) -> Sequence[Record]:
         async with self._polling:
             if not self._joined.is_set():
+                await asyncio.sleep(UNJOINED_SECONDS)
                 return ()
             records: Sequence[Record]
             consumer = self._inner

@@ -106,3 +106,29 @@ async def test_a_partition_that_was_empty_is_asked_again_while_others_have_recor
     await rig.serve_all(max_inflight_per_partition=400)
     last = max(at for at, what in enumerate(asked) if what == "bulk some")
     assert asked[:last].count("urgent none") > 4
+
+
+class Pauses:
+    """A consumer that only remembers what is paused."""
+
+    def __init__(self) -> None:
+        self.paused: set[TopicPartition] = set()
+
+    def pause(self, tps) -> None:
+        self.paused |= set(tps)
+
+    def resume(self, tps) -> None:
+        self.paused -= set(tps)
+
+
+async def test_a_pause_ends_also_for_partitions_that_went_and_come_back(rig):
+    """A rebalance in the middle of a pause: the consumer would keep it for ever."""
+    app, consumer, tp = rig.app(), Pauses(), TopicPartition("v4flash.prompts.bulk", 0)
+    intake, assignment = app._intake, app._assignment
+    intake._consumer = consumer
+    assignment.open = {tp}
+    intake._pause(frozenset({tp}))
+    assert consumer.paused == {tp}
+    assignment.open = set()
+    intake._pause(frozenset())
+    assert consumer.paused == set()

@@ -4,16 +4,18 @@ import asyncio
 import json
 import socket
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 
 from engine.errors import ModelLoadError
 from engine.scripted import ScriptedEngine
-from worker.broker.api import BrokerUnavailableError
+from worker.broker.api import BrokerUnavailableError, TopicPartition
 from worker.child import Child
 from worker.child_process import ChildProcess, ChildState
 from worker.health import Endpoint, Probes
-from worker.link import Link
+from worker.lease import Answered
+from worker.link import Kind, Link, as_fields
 from worker.metrics import Metrics
 from worker.supervisor import SETTLE_SECONDS, RestartPolicy, StopPolicy, Supervisor
 
@@ -304,3 +306,28 @@ async def test_restarts_by_age_and_by_memory_growth_are_asked_for(house):
         house.memory.taken += 1
         house.supervisor.look()
         await house.until_serving(3)
+
+
+class HastyLink:
+    """Gives its messages without ever letting go of the event loop."""
+
+    def __init__(self, *messages) -> None:
+        self.messages = list(messages)
+
+    def send(self, kind, **fields) -> None:
+        pass
+
+    async def receive(self):
+        return self.messages.pop(0) if self.messages else None
+
+
+async def test_a_process_that_went_before_the_new_one_joined_is_not_waited_for():
+    """Both messages were read at once: what it was answering starts here."""
+    prompt = Answered(TopicPartition("t", 0), 4, 1000)
+    link = HastyLink({"kind": Kind.JOIN, "elsewhere": as_fields([prompt])}, {"kind": Kind.RELEASED})
+    app = SimpleNamespace(left_behind=lambda: None)
+    child = Child(link, app, None, orphaned=lambda: None)
+    joining = asyncio.create_task(child.may_join())
+    await asyncio.sleep(0)
+    await child.run()
+    assert list(await joining) == []

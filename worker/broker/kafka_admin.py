@@ -76,7 +76,16 @@ class KafkaAdmin:
     async def committed(self, group: str, tps: Collection[TopicPartition]) -> dict[TopicPartition, OffsetCommit | None]:
         """What `group` has committed, with metadata, which aiokafka's consumer hides."""
         wanted = [KafkaTopicPartition(*tp) for tp in tps]
-        found = await self._call(lambda client: client.list_consumer_group_offsets(group, partitions=wanted))
+
+        async def ask(client: Any) -> Any:
+            found = await client.list_consumer_group_offsets(group, partitions=wanted)
+            if not found.keys() >= set(
+                wanted
+            ):  # aiokafka drops an error of the whole group: a moved coordinator
+                raise BrokerUnavailableError(f"the coordinator of group {group} does not tell what is committed")
+            return found
+
+        found = await self._call(ask)
         commits: dict[TopicPartition, OffsetCommit | None] = dict.fromkeys(tps)
         for tp, commit in found.items():
             if commit.offset >= 0:

@@ -33,7 +33,7 @@ class KafkaConnection:
     session_timeout_seconds: float = 30.0
     heartbeat_interval_seconds: float = 3.0
     rebalance_timeout_seconds: float = 60.0
-    max_poll_interval_seconds: float = 300.0
+    max_poll_interval_seconds: float = 7 * 86_400.0  # intake stops polling on purpose; the watchdog sees one that hangs
     metadata_max_age_seconds: float = 30.0
     request_timeout_seconds: float = 15.0
     start_timeout_seconds: float = 60.0

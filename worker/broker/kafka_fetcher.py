@@ -1,5 +1,6 @@
 """An aiokafka consumer that loses no record: one partition a call, our own next offset, moved back on every failure."""
 
+import asyncio
 import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -127,6 +128,7 @@ class KafkaFetcher:
         """As `Consumer.poll_any`. With one record at a time the library raises before it has taken any."""
         ours = [tp for tp in tps if tp in self.assignment()]
         if not ours:
+            await asyncio.sleep(timeout_seconds)
             return []
         try:
             found = await self.client.getmany(
