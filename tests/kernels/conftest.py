@@ -18,3 +18,11 @@ def ops() -> NativeOps:
     if possible and (os.environ.get("CXX") or shutil.which("g++")):
         pytest.fail(f"there is a compiler, and no native operations: {loaded}")
     pytest.skip(f"no native operations: {loaded}")
+
+
+@pytest.fixture
+def tile_ops(ops: NativeOps) -> NativeOps:
+    """Those of a CPU with a tile unit that is in use; skips elsewhere, as there is nothing to run."""
+    if not ops.has_tiles:
+        pytest.skip(f"no tile unit in use: {ops.isa}")
+    return ops

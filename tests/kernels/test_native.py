@@ -178,35 +178,33 @@ def test_wide_products_are_those_of_float32(ops: NativeOps, num_rows: int, width
 @pytest.mark.parametrize("num_rows", [1, 2, 16, 17, 33, 65, 513])
 @pytest.mark.parametrize(("width", "num_outputs"), [(33, 5), (64, 16), (576, 67), (130, 1000)])
 @torch.inference_mode()
-def test_products_of_tiles_equal_those_of_float32(ops: NativeOps, num_rows: int, width: int, num_outputs: int) -> None:
+def test_products_of_tiles_equal_those_of_float32(
+    tile_ops: NativeOps, num_rows: int, width: int, num_outputs: int
+) -> None:
     """For rows, widths and outputs that fill no tile, with and without bias; int8 sums are exact, 255 x 127 too; a row
     of NaN stays alone."""
-    if not ops.has_tiles:
-        pytest.skip("no tile unit")
     torch.manual_seed(9)
     x, weight, bias = torch.randn(num_rows, width), torch.randn(num_outputs, width), torch.randn(num_outputs)
     x, weight, bias = x.bfloat16(), weight.bfloat16(), bias.bfloat16()
-    twin, packed = x.float() @ weight.float().T, ops.tile_pack(weight)
-    assert_near(ops.tile_linear(x, packed, None, num_outputs), twin, "linear")
-    assert_near(ops.tile_linear(x, packed, bias, num_outputs), twin + bias.float(), "linear")
+    twin, packed = x.float() @ weight.float().T, tile_ops.tile_pack(weight)
+    assert_near(tile_ops.tile_linear(x, packed, None, num_outputs), twin, "linear")
+    assert_near(tile_ops.tile_linear(x, packed, bias, num_outputs), twin + bias.float(), "linear")
     poisoned = torch.cat([x, torch.full((1, width), float("nan")).bfloat16()])
-    assert_near(ops.tile_linear(poisoned, packed, None, num_outputs)[:-1], twin, "linear")
+    assert_near(tile_ops.tile_linear(poisoned, packed, None, num_outputs)[:-1], twin, "linear")
     rows = torch.randint(0, 256, (num_rows, width), dtype=torch.uint8)
     codes, scales = torch.randint(-127, 128, (num_outputs, width), dtype=torch.int8), torch.rand(num_outputs)
     rows[0], codes[0] = 255, 127
     exact = (rows.double() - 128) @ codes.double().T
     zeros = 128 * codes.sum(1, dtype=torch.int32)
-    ours = ops.tile_linear_int8(rows, ops.tile_pack(codes), torch.ones(num_outputs), zeros)
+    ours = tile_ops.tile_linear_int8(rows, tile_ops.tile_pack(codes), torch.ones(num_outputs), zeros)
     assert torch.equal(ours.double(), exact)
-    ours = ops.tile_linear_int8(rows, ops.tile_pack(codes), scales, zeros)
+    ours = tile_ops.tile_linear_int8(rows, tile_ops.tile_pack(codes), scales, zeros)
     torch.testing.assert_close(ours, exact.float() * scales)
 
 
 @torch.inference_mode()
 def test_a_packed_weight_of_another_size_is_refused(ops: NativeOps) -> None:
     """By number of outputs, width and dtype: reading past its end is impossible."""
-    if not ops.has_tiles:
-        pytest.skip("no tile unit")
     packed, x = ops.tile_pack(torch.ones(40, 64).bfloat16()), torch.ones(3, 64).bfloat16()
     for rows, outputs in ((x, 65), (x, 32), (torch.ones(3, 65).bfloat16(), 40), (torch.ones(3, 32).bfloat16(), 40)):
         with pytest.raises(RuntimeError, match="no weight of"):
@@ -215,6 +213,9 @@ def test_a_packed_weight_of_another_size_is_refused(ops: NativeOps) -> None:
         ops.tile_linear(x.float(), packed, None, 40)
     with pytest.raises(RuntimeError, match="int8 or bfloat16"):
         ops.tile_pack(torch.ones(3, 3))
+    if not ops.has_tiles:
+        with pytest.raises(RuntimeError, match="tile"):
+            ops.tile_linear(x, packed, None, 40)
 
 
 def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
@@ -253,19 +254,17 @@ def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
         torch.library.opcheck(v4flash.tile_linear_int8.default, (rows, ops.tile_pack(codes), torch.ones(7), zeros))
 
 
-def test_the_other_variant_passes_too(ops: NativeOps) -> None:
-    """One library a process: a child with V4FLASH_ISA runs this folder's native tests on each other variant."""
-    others = [variant for variant in supported_isas() if variant != ops.isa]
-    if os.environ.get("V4FLASH_ISA") or not others:
-        pytest.skip("this CPU has one variant, or V4FLASH_ISA names it")
-    for variant in others:
-        environment = os.environ | {"V4FLASH_ISA": variant}
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, TESTS)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+TESTS = [Path(__file__).with_name(name) for name in ("test_native.py", "test_native_attention.py", "test_kv_forms.py")]
+OTHERS = [] if os.environ.get("V4FLASH_ISA") else supported_isas()[1:]
 
 
-TESTS = [Path(__file__), Path(__file__).with_name("test_native_attention.py")]
+@pytest.mark.parametrize("variant", OTHERS)
+def test_every_other_variant_passes_too(variant: str) -> None:
+    """One library a process: a child with V4FLASH_ISA runs this folder's native tests on it."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, TESTS)]
+    environment = os.environ | {"V4FLASH_ISA": variant}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
 def child(code: str, **environment: str) -> str:

@@ -79,9 +79,7 @@ class KafkaAdmin:
 
         async def ask(client: Any) -> Any:
             found = await client.list_consumer_group_offsets(group, partitions=wanted)
-            if not found.keys() >= set(
-                wanted
-            ):  # aiokafka drops an error of the whole group: a moved coordinator
+            if not found.keys() >= set(wanted):  # aiokafka drops an error of the whole group: a moved coordinator
                 raise BrokerUnavailableError(f"the coordinator of group {group} does not tell what is committed")
             return found
 

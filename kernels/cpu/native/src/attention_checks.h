@@ -1,11 +1,20 @@
 // What attention demands of its lengths, tables and groups before it follows them into memory.
 #pragma once
 #include <algorithm>
+#include <cmath>
 
+#include "attention_many.h"
 #include "checks.h"
 #include "paged.h"
 
 namespace v4flash {
+
+inline void check_query(const Tensor& query, const Tensor& body) {
+  const int64_t num_heads = query.size(1), num_kv_heads = body.size(2), dim = body.size(4);
+  TORCH_CHECK(query.size(2) == dim && dim > 0 && num_heads % num_kv_heads == 0,
+              "query must have the body's head dimension and a multiple of its heads");
+  TORCH_CHECK(num_heads / num_kv_heads <= kSlabRows, "more than ", kSlabRows, " query heads share a key head");
+}
 
 inline void check_tables(const Tensor& body, const Tensor& starts, const Tensor& lens, const Tensor& tables,
                   int64_t num_rows) {
@@ -47,6 +56,27 @@ inline void check_groups(const Paged<T>& paged, const Tensor& groups) {
                   " does not share the blocks of its group");
     }
   }
+}
+
+// What the tensors say of the rows and of the layer, after they have been checked. The body's address is the caller's.
+template <class T>
+inline void describe(Paged<T>& paged, const Tensor& query, const Tensor& out, const Tensor& body, const Tensor& starts,
+                     const Tensor& lens, const Tensor& tables) {
+  paged.query = query.const_data_ptr<T>();
+  paged.out = out.mutable_data_ptr<T>();
+  paged.query_starts = starts.const_data_ptr<int32_t>();
+  paged.kv_lens = lens.const_data_ptr<int32_t>();
+  paged.block_tables = tables.const_data_ptr<int32_t>();
+  paged.num_seqs = lens.size(0);
+  paged.table_width = tables.size(1);
+  paged.num_heads = query.size(1);
+  paged.num_kv_heads = body.size(2);
+  paged.group = paged.num_heads / paged.num_kv_heads;
+  paged.block_size = body.size(3);
+  paged.head_dim = body.size(4);
+  paged.value_offset = paged.num_kv_heads * paged.block_size * paged.head_dim;
+  paged.block_stride = body.stride(0);
+  paged.scale = static_cast<float>(M_LOG2E / std::sqrt(static_cast<double>(paged.head_dim)));
 }
 
 }  // namespace v4flash

@@ -1,7 +1,6 @@
 // Causal attention over a layer whose full blocks are stored in another form than the one that is computed in.
 #include <ATen/ops/empty.h>
 
-#include <cmath>
 #include <vector>
 
 #include "amx.h"
@@ -33,10 +32,8 @@ Tensor stored_attention(const Tensor& query, const Tensor& exact, const Tensor& 
                         const Tensor& kv_lens, const Tensor& block_tables, const Tensor& shared_groups) {
   check_float(query, 3, "query");
   check_stored(body, body_scales, group_size);
-  const int64_t num_heads = query.size(1), num_kv_heads = body.size(2), size = body.size(3), dim = body.size(4);
-  TORCH_CHECK(query.size(2) == dim && dim > 0 && num_heads % num_kv_heads == 0,
-              "query must have the body's head dimension and a multiple of its heads");
-  TORCH_CHECK(num_heads / num_kv_heads <= kSlabRows, "more than ", kSlabRows, " query heads share a key head");
+  check_query(query, body);
+  const int64_t num_kv_heads = body.size(2), size = body.size(3), dim = body.size(4);
   TORCH_CHECK(body.scalar_type() != query.scalar_type(), "a layer stored in compute dtype needs no `exact`");
   check_tables(body, query_starts, kv_lens, block_tables, query.size(0));
   const auto *start = query_starts.const_data_ptr<int32_t>(), *len = kv_lens.const_data_ptr<int32_t>();
@@ -56,21 +53,7 @@ Tensor stored_attention(const Tensor& query, const Tensor& exact, const Tensor& 
       using S = decltype(stored_element);
       if constexpr (!std::is_same_v<T, S>) {
         StoredKV<T, S> kv{};
-        kv.query = query.const_data_ptr<T>();
-        kv.out = out.mutable_data_ptr<T>();
-        kv.query_starts = start;
-        kv.kv_lens = len;
-        kv.block_tables = block_tables.const_data_ptr<int32_t>();
-        kv.num_seqs = kv_lens.size(0);
-        kv.table_width = block_tables.size(1);
-        kv.num_heads = num_heads;
-        kv.num_kv_heads = num_kv_heads;
-        kv.group = num_heads / num_kv_heads;
-        kv.block_size = size;
-        kv.head_dim = dim;
-        kv.value_offset = num_kv_heads * size * dim;
-        kv.block_stride = body.stride(0);
-        kv.scale = static_cast<float>(M_LOG2E / std::sqrt(static_cast<double>(dim)));
+        describe(kv, query, out, body, query_starts, kv_lens, block_tables);
         kv.body = static_cast<const S*>(body.const_data_ptr());
         kv.scales = body_scales ? body_scales->const_data_ptr<F16>() : nullptr;
         kv.scale_stride = body_scales ? body_scales->stride(0) : 0;
