@@ -18,17 +18,13 @@ from functools import partial
 import structlog
 
 from engine.api import GenerationEngine, PriorityClass
-from worker.admission import Admission, AdmissionPolicy
-from worker.assignment import Assignment
 from worker.backlog import Backlog, BacklogWatch
 from worker.backpressure import Backpressure
-from worker.broker.api import Broker, BrokerError, BrokerUnavailableError, Record
+from worker.broker.api import Broker, Record
 from worker.cancel import CancelBook
-from worker.client_lifecycle import bounded, started, unless
+from worker.client_lifecycle import LEAVE_SECONDS, bounded, started, unless
 from worker.clock import Clock
 from worker.clock_check import ClockCheck
-from worker.commit_metadata import MetadataCodec
-from worker.committer import Committer
 from worker.control import ControlReader
 from worker.dead_letter import DeadLetterPolicy, DeadLetters
 from worker.fair_queue import FairQueue
@@ -36,9 +32,9 @@ from worker.handover import Handover, NoHandover
 from worker.identities import Identities
 from worker.intake import Intake
 from worker.job_services import JobLimits, JobServices
-from worker.lease import Answered, AnsweredBook, parse_done
+from worker.lease import Answered, parse_done
+from worker.membership import Membership
 from worker.metrics import Metrics
-from worker.offsets import OffsetTracker
 from worker.prefill_chunk import PrefillChunks
 from worker.progress import ProgressBook
 from worker.quotas import Quotas
@@ -48,11 +44,7 @@ from worker.replies.routes import ReplyRoutes
 from worker.running_jobs import RunningJobs
 from worker.settings import Settings
 from worker.shared_runs import SharedRuns
-from worker.subscription import Subscription
 from worker.tails import empty_tails
-from worker.watchdog import Watchdog
-
-LEAVE_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -88,66 +80,32 @@ class WorkerApp:
         self._control = broker.reader([self._names.control], from_beginning=True)
         self._cancels = CancelBook()
         self._clock_check = ClockCheck(self._producer, self._names.control, clock)
-        self._tracker = OffsetTracker(max_inflight_per_partition=settings.max_inflight_per_partition)
-        self._codec = MetadataCodec()
-        self._answered = AnsweredBook()
-        policy = AdmissionPolicy(settings.alone_after, settings.quarantine_after, settings.lease_seconds)
-        self._admission = Admission(self._tracker, policy, self._answered, self._routes.is_ordered)
-        self._assignment = Assignment(
-            self._tracker,
-            self._admission,
-            self._codec,
-            clock,
-            engine.flight,
-            from_beginning=settings.from_beginning,
-            max_replay_age_seconds=settings.max_replay_age_seconds,
-            lease_seconds=settings.lease_seconds,
-        )
-        self._watchdog = Watchdog(clock, lambda: self._assignment.open)
-        self._subscription = Subscription(
-            partial(broker.consumer, settings.group_id),
-            self._assignment,
-            self._routes,
-            self._admin,
-            watchdog=self._watchdog,
-        )
-        self._committer = Committer(self._subscription, self._tracker, self._codec)
-        self._assignment.bind(self._subscription, self._committer)
+        self.member = Membership(settings, self._routes, broker, self._admin, clock, engine.flight)
         self._progress = ProgressBook(clock, heartbeat_seconds=settings.progress_heartbeat_seconds)
-        self._backlog = Backlog(self._tracker)
+        self._backlog = Backlog(self.member.tracker)
         self._intake = Intake(
-            self._subscription,
-            self._assignment,
-            self._tracker,
-            self._admission,
+            self.member.subscription,
+            self.member.assignment,
+            self.member.tracker,
+            self.member.admission,
             self._backlog,
             queue=FairQueue(settings.class_weights),
             backpressure=Backpressure(settings.thresholds, dwell_seconds=settings.backpressure_dwell_seconds),
             stats=engine.stats,
             class_of=self._class_of,
             empty_tails=partial(empty_tails, broker),
-            mark=self._committer.mark,
+            mark=self.member.committer.mark,
             max_inflight_requests=settings.max_inflight_requests,
             clock=clock,
             metrics=self._metrics,
         )
 
     @property
-    def tracker(self) -> OffsetTracker:
-        """What runs and what may be committed, for health and tests."""
-        return self._tracker
-
-    @property
-    def subscription(self) -> Subscription:
-        """Which topics are consumed."""
-        return self._subscription
-
-    @property
     def unready(self) -> str | None:
         """Why prompts are not taken, from all partitions or from some; None when all is well."""
         if not self._engine.health.ready:
             return self._engine.health.reason or "the engine is not ready"
-        return "stopping" if self._stop.is_set() else self._assignment.unready or self._clock_check.reason
+        return "stopping" if self._stop.is_set() else self.member.assignment.unready or self._clock_check.reason
 
     @property
     def ready(self) -> bool:
@@ -157,7 +115,7 @@ class WorkerApp:
     @property
     def stalled(self) -> str | None:
         """Why the process should be restarted; None while every partition that is asked moves on."""
-        return self._watchdog.reason
+        return self.member.watchdog.reason
 
     def request_stop(self, *, at_once: bool = False) -> None:
         """Stop taking prompts; `run` returns when what runs has ended, or the grace has. With `at_once` the grace is
@@ -175,14 +133,12 @@ class WorkerApp:
 
     def answered_elsewhere(self, told: Answered) -> None:
         """Another process has dealt with this prompt."""
-        self._answered.add(told)
-        if self._admission.answered(told):
-            self._committer.progressed()
+        if self.member.answered_elsewhere(told):
             self._intake.changed()
 
     def left_behind(self) -> None:
         """The process that was answering what we left alone has gone."""
-        self._admission.left_behind()
+        self.member.admission.left_behind()
         self._intake.changed()
 
     async def run(self, *, until_end: bool = False, handover: Handover | None = None) -> None:
@@ -194,14 +150,14 @@ class WorkerApp:
         self._jobs = jobs = RunningJobs(
             self._services(patient=not until_end),
             self._routes,
-            self._tracker,
-            self._committer,
+            self.member.tracker,
+            self.member.committer,
             released=self._intake.released,
             answered=handover.answered,
             lease_seconds=self._settings.lease_seconds,
         )
         backlog = BacklogWatch(
-            self._backlog, self._assignment, self._subscription, self._admin, self._clock, self._metrics
+            self._backlog, self.member.assignment, self.member.subscription, self._admin, self._clock, self._metrics
         )
         control = ControlReader(self._control, (self._cancels.take, self._take_done, self._clock_check.take))
         async with AsyncExitStack() as leaving:
@@ -215,9 +171,9 @@ class WorkerApp:
                         self._announce(handover),
                         control.run(),
                         self._clock_check.run(),
-                        self._committer.run(),
-                        self._subscription.run(),
-                        self._watchdog.run(self._subscription),
+                        self.member.committer.run(),
+                        self.member.subscription.run(),
+                        self.member.watchdog.run(self.member.subscription),
                         backlog.run(),
                         self._progress.run(),
                         self._producers.own.run(),
@@ -230,31 +186,31 @@ class WorkerApp:
                     if self._handing_over:
                         grace = self._settings.lease_seconds
                         running = jobs.prompts  # before the commit: whatever ends after it is told
-                        await bounded(self._subscription.hand_over, LEAVE_SECONDS, self._hurry)
+                        await bounded(self.member.subscription.hand_over, LEAVE_SECONDS, self._hurry)
                         handover.handed_over(running)
                     await jobs.drain(grace)
                 for task in background:
                     task.cancel()
-            self._tracker.given_up()
-            await self._commit_at_last(must=until_end and not self._stop.is_set())
+            self.member.tracker.given_up()
+            await self.member.commit_at_last(self._hurry, must=until_end and not self._stop.is_set())
 
     async def _start(self, control: ControlReader, handover: Handover) -> None:
         """Everything until the group is joined."""
         if not self._engine.health.ready:
             await self._engine.start()
             log.info("model loaded", model=self._engine.model.name, kernels=self._engine.model.kernels)
-        self._admission.leave_alone(await handover.may_join())
+        self.member.admission.leave_alone(await handover.may_join())
         for client in (self._admin, self._producers.own, self._producers.named, self._control):
             await started(client)
-        self._codec.bind(await self._admin.cluster_id())
+        self.member.codec.bind(await self._admin.cluster_id())
         await self._clock_check.ask()
         await control.catch_up()
-        await started(self._subscription)
+        await started(self.member.subscription)
 
     async def _leave(self) -> None:
         """Give the broker and the engine up, each within its time."""
         await bounded(self._engine.close, LEAVE_SECONDS, self._hurry)
-        clients = (self._control, self._producers.named, self._producers.own, self._subscription, self._admin)
+        clients = (self._control, self._producers.named, self._producers.own, self.member.subscription, self._admin)
         await asyncio.gather(*(bounded(client.stop, LEAVE_SECONDS, self._hurry) for client in clients))
 
     def _take_done(self, record: Record) -> None:
@@ -264,22 +220,9 @@ class WorkerApp:
 
     async def _announce(self, handover: Handover) -> None:
         """Say once that prompts are taken."""
-        await self._assignment.known.wait()
+        await self.member.assignment.known.wait()
         handover.serving()
-        log.info("taking prompts", group_id=self._settings.group_id, num_partitions=len(self._assignment.open))
-
-    async def _commit_at_last(self, *, must: bool) -> None:
-        """The last commit, within the grace: what it does not reach is answered again by the next worker."""
-        error: BrokerError | None = None
-        seconds = min(LEAVE_SECONDS, self._settings.grace_seconds)
-        try:
-            if await bounded(self._committer.commit, seconds, self._hurry):
-                return
-        except BrokerError as refused:
-            error = refused
-        if must:
-            raise BrokerUnavailableError("the last commit was not acknowledged") from error
-        log.warning("the last commit was not acknowledged", error=str(error or "in time"))
+        log.info("taking prompts", group_id=self._settings.group_id, num_partitions=len(self.member.assignment.open))
 
     def _class_of(self, topic: str) -> PriorityClass:
         if topic not in self._classes:  # asked for every partition before every poll
@@ -308,7 +251,7 @@ class WorkerApp:
                 names.dead_letter,
                 give_up_seconds=give_up,
                 policy=DeadLetterPolicy(settings.dead_letter_dialect, settings.dead_letter_values),
-                stuck=self._assignment.stuck if patient else None,
+                stuck=self.member.assignment.stuck if patient else None,
             ),
             cancels=self._cancels,
             identities=Identities(),

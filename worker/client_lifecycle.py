@@ -10,6 +10,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from worker.broker.api import BrokerUnavailableError
 
 START_SECONDS = 60.0
+LEAVE_SECONDS = 10.0
 HURRY_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)

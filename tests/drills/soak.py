@@ -38,13 +38,16 @@ class Soak:
         self.server, self.ledger, self.workers, self.options = server, ledger, workers, options
         self.chance = random.Random(options.seed)
         self.faults: dict[str, int] = {}
+        self._one_fault = asyncio.Lock()
+        self.began = time.monotonic()
         self.stays = self._start()
         self.goes = self._start()
 
     def _start(self) -> Worker:
         model = self.options.engine == "model"
         flags = {"engine": self.options.engine, "scripted_tokens_per_second": 60, "reply_give_up_seconds": 120}
-        flags |= {"max_num_seqs": 16, "streaming_timeout_ms": 60_000} if model else {}
+        slow = {"max_num_seqs": 16, "streaming_timeout_ms": 60_000, "first_token_timeout_ms": 600_000}
+        flags |= slow if model else {}  # a prompt waits while the other worker loads its model
         return self.workers.start(self.server.bootstrap_servers, **flags)
 
     async def until_ready(self) -> None:
@@ -65,10 +68,15 @@ class Soak:
         return MEASURE_PROMPTS / (time.monotonic() - began)
 
     async def fault(self) -> None:
-        """One of them, at random."""
+        """One of them, at random; it waits for the one before."""
+        async with self._one_fault:
+            await self._fault()
+
+    async def _fault(self) -> None:
         name = self.chance.choice(("kill", "term", "restart", "stop", "broker clean", "broker kill"))
         await self.workers.until_serving(self.goes, seconds=180)  # a fault hits one that works
         self.faults[name] = self.faults.get(name, 0) + 1
+        print(f"{time.monotonic() - self.began:.0f} s: {name}", flush=True)
         match name:
             case "kill":
                 await self.workers.kill(self.goes)

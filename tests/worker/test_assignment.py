@@ -30,7 +30,7 @@ class SlowConsumer:
 
 async def test_partitions_that_are_revoked_while_their_start_is_asked_for_stay_closed(rig):
     """They are another worker's, or another consumer's, by then."""
-    assignment, consumer = rig.app()._assignment, SlowConsumer()
+    assignment, consumer = rig.app().member.assignment, SlowConsumer()
     assignment._consumer = consumer
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(assignment.on_assigned(frozenset({TP})))

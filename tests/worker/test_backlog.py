@@ -83,7 +83,7 @@ async def test_a_worker_tells_what_waits_in_its_partitions(rig, prompt):
     async with rig.running(app):
         await rig.until_replied("hello")
         watch = BacklogWatch(
-            app._backlog, app._assignment, app.subscription, rig.broker.admin(), SystemClock(), metrics
+            app._backlog, app.member.assignment, app.member.subscription, rig.broker.admin(), SystemClock(), metrics
         )
         await watch.look()
     value = metrics.registry.get_sample_value

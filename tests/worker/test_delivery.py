@@ -45,7 +45,7 @@ async def vanish(task: asyncio.Task, app) -> None:
     async def no_commit(*_: object, **__: object) -> None:
         raise BrokerUnavailableError("the process is gone")
 
-    app.subscription._inner.commit = no_commit
+    app.member.subscription._inner.commit = no_commit
     task.cancel()
     with suppress(asyncio.CancelledError, BaseExceptionGroup):
         await task
@@ -255,6 +255,6 @@ async def test_a_prompt_that_runs_through_a_rebalance_is_answered_once_and_its_n
             async with asyncio.timeout(10):
                 while (await rig.uncommitted()).get(moved):
                     await rig.broker._cluster.changes.wait_for(lambda: False, 0.02)
-            assert moved in second.subscription.assignment()
+            assert moved in second.member.subscription.assignment()
     assert sum("x-final" in reply.headers for reply in rig.replies("r")) == 1
     assert len(rig.answer("r")) == 64

@@ -51,7 +51,7 @@ async def test_records_that_cannot_be_read_stop_their_partition_and_are_tried_ag
     async with asyncio.timeout(10):
         await app.run(until_end=True)
     assert seen == [None, *["records cannot be read: v4flash.prompts.standard[0]"] * 2]
-    assert app.tracker.num_running == 0
+    assert app.member.tracker.num_running == 0
     assert len(rig.broker.records(rig.names.replies)) == 8
     assert await rig.uncommitted() == {}
 
@@ -124,7 +124,7 @@ class Pauses:
 async def test_a_pause_ends_also_for_partitions_that_went_and_come_back(rig):
     """A rebalance in the middle of a pause: the consumer would keep it for ever."""
     app, consumer, tp = rig.app(), Pauses(), TopicPartition("v4flash.prompts.bulk", 0)
-    intake, assignment = app._intake, app._assignment
+    intake, assignment = app._intake, app.member.assignment
     intake._consumer = consumer
     assignment.open = {tp}
     intake._pause(frozenset({tp}))

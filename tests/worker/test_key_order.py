@@ -117,7 +117,7 @@ async def test_the_order_survives_a_restart(rig, prompt):
         )
     app = rig.app(ScriptedEngine(), routes=ROUTES, grace_seconds=0.01)
     async with rig.running(app):
-        await app._assignment.known.wait()
+        await app.member.assignment.known.wait()
     await rig.serve_all(routes=ROUTES)
     ends = [dict(one.headers)["x-request-id"] for one in rig.broker.records(NAMES.replies)]
     assert ends == [b"first", b"second"]

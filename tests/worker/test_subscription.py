@@ -44,7 +44,7 @@ async def test_a_topic_that_comes_later_is_served_and_what_runs_is_not_repeated(
         await rig.until_replied("old")
         await rig.broker.create_topics(NewTopic("tenants.acme", 1))
         await rig.producer.send("tenants.acme", b'{"messages":[{"role":"user","content":"hi"}]}')
-        await app.subscription.refresh()
+        await app.member.subscription.refresh()
         await rig.until_replied("tenants.acme-0-0")
     assert rig.answer("tenants.acme-0-0")
     assert sum("x-final" in reply.headers for reply in rig.replies("old")) == 1
@@ -95,6 +95,6 @@ async def test_matched_topics_with_fewer_partitions_are_named_and_served(rig, pr
             await rig.producer.send("tenants.a", prompt())
             await rig.until_replied("tenants.a-0-0")
             await rig.broker.create_topics(NewTopic("tenants.c", 1))
-            await app.subscription.refresh()
+            await app.member.subscription.refresh()
     told = [line["topics"] for line in logs if line["event"].startswith("topics with fewer partitions")]
     assert told == [{"tenants.a": 1}, {"tenants.a": 1, "tenants.c": 1}]

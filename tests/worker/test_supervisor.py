@@ -166,7 +166,7 @@ async def test_a_restart_under_load_loses_nothing_and_says_nothing_twice(rig, ho
     assert await task == 0
     attempts = {id_: {reply.headers["x-attempt"] for reply in rig.replies(id_)} for id_ in before + after}
     assert {len(found) for found in attempts.values()} == {1}
-    assert house.processes[0].app.tracker.num_running == 0
+    assert house.processes[0].app.member.tracker.num_running == 0
     assert await rig.uncommitted() == {}
 
 

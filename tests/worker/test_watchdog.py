@@ -126,7 +126,7 @@ async def test_partitions_that_were_never_opened_are_taken_again_until_it_helps(
 
 async def test_an_assignment_that_failed_is_made_good(rig, prompt, monkeypatch):
     """The broker does not say where our partitions begin when they come to us: the watchdog joins again."""
-    monkeypatch.setattr("worker.app.Watchdog", partial(Watchdog, stall_seconds=0.2))
+    monkeypatch.setattr("worker.membership.Watchdog", partial(Watchdog, stall_seconds=0.2))
     app = rig.app()
     await rig.send(prompt(), x_request_id="r")
     rig.broker.fail_next("committed", BrokerUnavailableError("away"))
@@ -162,7 +162,7 @@ async def test_a_worker_whose_poll_hangs_joins_again_and_serves(rig, prompt, mon
     async with rig.running(app):
         async with asyncio.timeout(5):
             await polling.wait()
-            await app.subscription.renew()
+            await app.member.subscription.renew()
         await rig.until_replied("r")
     assert rig.answer("r")
     assert len(made) == 2
