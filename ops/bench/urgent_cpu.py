@@ -22,6 +22,7 @@ from urgent import (
     URGENT_TOKENS,
     VARIANTS,
     Prompts,
+    arrivals_of,
     results,
     switch,
 )
@@ -136,7 +137,8 @@ def measure_cpu(options: argparse.Namespace) -> dict[str, Any]:
             idle.append(phase(f"idle{turn}-{share}", bulk=False, rate=rate, arrivals=each))
             for variant, interrupts in VARIANTS.items():
                 switch(loaded, interrupts)
-                run = phase(f"{variant}{turn}-{share}", bulk=True, rate=rate, arrivals=each)
+                count = arrivals_of(variant, each)
+                run = phase(f"{variant}{turn}-{share}", bulk=True, rate=rate, arrivals=count)
                 runs.setdefault(f"{variant} {100 * share:g} %", []).append(run)
         alone.append(phase(f"alone{turn}", bulk=True, rate=1.0, arrivals=0, seconds=options.seconds))
     return results(capacity, idle, alone, runs, recording.steps)

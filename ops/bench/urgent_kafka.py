@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "kafka"))
 from broker import KafkaServer
 from load import Ask, LoadClient, make_topics
 from recording import RecordingRunner, Step, work_between
-from urgent import CONFIG, URGENT_OUT, URGENT_TOKENS, VARIANTS, Prompts, phase, results
+from urgent import CONFIG, URGENT_OUT, URGENT_TOKENS, VARIANTS, Prompts, arrivals_of, phase, results
 from workloads import corpus
 
 from engine.api import PriorityClass
@@ -114,10 +114,12 @@ async def measure_through_kafka(options: argparse.Namespace) -> dict[str, Any]:
                         await phase(asker.ask, f"alone-{variant}{turn}", seconds=options.seconds, **BULK_ALONE)
                     )
                     for share, arrivals in zip(options.shares, options.arrivals, strict=True):
-                        each = -(-arrivals // options.rounds)
+                        each = arrivals_of(variant, -(-arrivals // options.rounds))
                         rate = share * options.capacity / (URGENT_TOKENS + URGENT_OUT)
                         name = f"{variant}{turn}-{share}"
-                        idle.append(await phase(asker.ask, f"idle-{name}", bulk=False, rate=rate, arrivals=each))
+                        if interrupts:
+                            few = arrivals_of("idle", each)
+                            idle.append(await phase(asker.ask, f"idle-{name}", bulk=False, rate=rate, arrivals=few))
                         run = await phase(asker.ask, f"run-{name}", bulk=True, rate=rate, arrivals=each)
                         runs.setdefault(f"{variant} {100 * share:g} %", []).append(run)
                     reading.cancel()
