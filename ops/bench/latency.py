@@ -1,9 +1,13 @@
 """Closed loop of mixed prompts: end-to-end latency and busy ratio beside transformers' static batching.
 
-python ops/bench/latency.py --concurrency 16,32,64 --requests 64,64,128 --out out/bench
+python ops/bench/latency.py --clients 16,32,64 --rounds 2 --out out/bench
 
-Each of N clients sends its next prompt when the last one is answered. Static batching takes all that wait, pads them
-on the left, and answers all when the longest answer is complete. Both ways see the same prompts, in turn.
+Each of N clients sends its next prompt when the last one is answered, `--rounds` in all. Static batching takes all that
+wait. Both see the same prompts, one after the other at each number of clients. The first tokens of both must agree, or
+nothing is printed. Two cores to itself: about 6 minutes, of which the 64 of static batching take most.
+
+What does not end within `--limit` seconds is given up and named: then there is no verdict, and the exit code is 2. It
+is 1 when a goal is missed. So a run ends, whatever the machine does, after the limit for every line of the table.
 """
 
 import argparse
@@ -12,10 +16,11 @@ import json
 import os
 import platform
 import random
+import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +29,8 @@ HERE = str(Path(__file__).parent)
 sys.path = [entry for entry in sys.path if entry != HERE] + [str(Path(__file__).parents[2]), HERE]
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch  # noqa: E402
-from percentiles import percentiles  # noqa: E402
+from percentiles import percentile  # noqa: E402 (the path is set above)
+from static_batching import Asked, StaticBatching  # noqa: E402
 from workloads import corpus  # noqa: E402
 
 from engine.api import GenerateRequest  # noqa: E402
@@ -34,168 +39,189 @@ from engine.config import EngineConfig  # noqa: E402
 from engine.engine import Engine, load_engine  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 
-WEIGHTS = Path(__file__).parents[2] / ".cache" / "peers" / "weights" / "hf"
+LEAST_AGREEMENT = 0.8
+"""Of the first tokens: bf16 sums depend on who shares a batch, so not all are the same."""
+MOST_GROWTH = 0.5
+"""Goal: how much p95 grows from the fewest clients to the most, against static batching."""
+WARM_UP_SECONDS = 600
+Ask = Callable[[str, Asked], Awaitable[list[int]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A prompt and how long its answer is."""
-
-    tokens: tuple[int, ...]
-    num_out: int
-
-
-def mixed(tokens: list[int], count: int, seed: str) -> list[Asked]:
-    """Three quarters short (30-150 in), one quarter long (300-600 in), 8-96 tokens out."""
+def mixed(tokens: list[int], count: int, seed: str, *, longest: int, longest_answer: int) -> list[Asked]:
+    """Three quarters short (30 tokens to a quarter of the longest), one quarter long (half the longest and more)."""
     rng, prompts = random.Random(seed), []
     for number in range(count):
-        length = rng.randint(300, 600) if number % 4 == 3 else rng.randint(30, 150)
+        length = rng.randint(longest // 2, longest) if number % 4 == 3 else rng.randint(30, max(30, longest // 4))
         start = rng.randrange(len(tokens) - length)
-        prompts.append(Asked(tuple(tokens[start : start + length]), rng.randint(8, 96)))
+        prompts.append(Asked(tuple(tokens[start : start + length]), rng.randint(8, longest_answer)))
     return prompts
 
 
-async def closed_loop(ask: Callable[[str, Asked], Awaitable[int]], prompts: list[Asked], clients: int) -> list[float]:
-    """Seconds of each answer; every answer's length is checked."""
-    left, seconds = iter(enumerate(prompts)), []
+@dataclass(slots=True)
+class Measured:
+    """One way at one number of clients. `busy`: of ours the share of time in steps, of static batching the share of
+    token positions that somebody asked for."""
+
+    seconds: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
+    first_tokens: list[int] = field(default_factory=list)
+    gave_up: bool = False
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "p50": percentile(self.seconds, 50),
+            "p95": percentile(self.seconds, 95),
+            "output_tokens_per_second": statistics.median(self.rates),
+            "busy": statistics.fmean(self.busy),
+            "answers": len(self.seconds),
+        }
+
+
+async def closed_loop(ask: Ask, prompts: list[Asked], num_clients: int, into: Measured) -> None:
+    """Every answer's length is checked."""
+    left, first = iter(enumerate(prompts)), [0] * len(prompts)
 
     async def client() -> None:
         for number, asked in left:
             began = time.perf_counter()
-            num_tokens = await ask(f"{clients}-{number}", asked)
-            assert num_tokens == asked.num_out, "an answer has the wrong length"
-            seconds.append(time.perf_counter() - began)
+            tokens = await ask(f"{num_clients}-{number}", asked)
+            into.seconds.append(time.perf_counter() - began)
+            assert len(tokens) == asked.num_out, "an answer has the wrong length"
+            first[number] = tokens[0]
 
-    await asyncio.gather(*(client() for _ in range(clients)))
-    return seconds
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(num_clients):
+            group.create_task(client())
+    into.rates.append(sum(asked.num_out for asked in prompts) / (time.perf_counter() - began))
+    into.first_tokens += first
 
 
 class Ours:
-    """`Engine.generate`; busy is the share of time in steps."""
-
     name = "v4flash"
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._run = engine, 0
 
-    async def run(self, prompts: list[Asked], clients: int) -> dict[str, float]:
+    async def run(self, prompts: list[Asked], num_clients: int, limit_seconds: float, into: Measured) -> None:
         self._run += 1
         before, began = self._engine.stats().busy_seconds_total, time.perf_counter()
-        seconds = await closed_loop(self._ask, prompts, clients)
-        elapsed = time.perf_counter() - began
-        busy = self._engine.stats().busy_seconds_total - before
-        return figures(seconds, prompts, elapsed, busy / elapsed)
+        async with asyncio.timeout(limit_seconds):
+            await closed_loop(self._ask, prompts, num_clients, into)
+        into.busy.append((self._engine.stats().busy_seconds_total - before) / (time.perf_counter() - began))
 
-    async def _ask(self, name: str, asked: Asked) -> int:
+    async def _ask(self, name: str, asked: Asked) -> list[int]:
         params = SamplingParams(max_tokens=asked.num_out, temperature=0, ignore_eos=True)
         request = GenerateRequest(f"{self._run}-{name}", asked.tokens, params, operation="/v1/completions")
-        return sum([len(delta.token_ids) async for delta in self._engine.generate(request)])
+        return [token async for delta in self._engine.generate(request) for token in delta.token_ids]
 
 
 class Static:
-    """transformers' generate on all prompts that wait; busy is the share of row-steps that somebody asked for."""
-
     name = "static batching"
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        import transformers
+    def __init__(self, batching: StaticBatching) -> None:
+        self._batching = batching
 
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            WEIGHTS, dtype=dtype, attn_implementation="sdpa", local_files_only=True
-        ).eval()
-        self._waiting: list[tuple[Asked, asyncio.Future[int]]] = []
-        self._wanted = self._computed = 0
-
-    async def run(self, prompts: list[Asked], clients: int) -> dict[str, float]:
-        self._wanted = self._computed = 0
-        began = time.perf_counter()
-        server = asyncio.create_task(self._serve())
-        seconds = await closed_loop(self._ask, prompts, clients)
-        elapsed = time.perf_counter() - began
-        server.cancel()
-        await asyncio.gather(server, return_exceptions=True)
-        return figures(seconds, prompts, elapsed, self._wanted / self._computed)
-
-    async def _ask(self, name: str, asked: Asked) -> int:
-        answered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append((asked, answered))
-        return await answered
-
-    async def _serve(self) -> None:
-        while True:
-            await asyncio.sleep(0)  # the clients that were just answered ask again first
-            batch, self._waiting = self._waiting, []
-            if not batch:
-                await asyncio.sleep(0.001)
-                continue
-            await asyncio.to_thread(self._generate, [asked for asked, _ in batch])
-            for asked, answered in batch:
-                answered.set_result(asked.num_out)
-
-    @torch.inference_mode()
-    def _generate(self, batch: list[Asked]) -> None:
-        width, steps = max(len(a.tokens) for a in batch), max(a.num_out for a in batch)
-        ids = torch.zeros(len(batch), width, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for row, asked in enumerate(batch):
-            ids[row, width - len(asked.tokens) :] = torch.tensor(asked.tokens)
-            mask[row, width - len(asked.tokens) :] = 1
-        self._model.generate(
-            ids,
-            attention_mask=mask,
-            do_sample=False,
-            min_new_tokens=steps,
-            max_new_tokens=steps,
-            pad_token_id=0,
-            eos_token_id=None,
-        )
-        self._wanted += sum(len(asked.tokens) + asked.num_out for asked in batch)
-        self._computed += len(batch) * (width + steps)
+    async def run(self, prompts: list[Asked], num_clients: int, limit_seconds: float, into: Measured) -> None:
+        batching = self._batching
+        batching.num_wanted = batching.num_computed = 0
+        batching.deadline = time.perf_counter() + limit_seconds
+        server = asyncio.create_task(batching.serve())
+        try:
+            await closed_loop(lambda _, asked: batching.ask(asked), prompts, num_clients, into)
+        except* TimeoutError:
+            raise TimeoutError from None
+        finally:
+            server.cancel()
+            await asyncio.gather(server, return_exceptions=True)
+        into.busy.append(batching.num_wanted / batching.num_computed)
 
 
-def figures(seconds: list[float], prompts: list[Asked], elapsed: float, busy: float) -> dict[str, float]:
-    p50, p95, _ = percentiles(seconds).values()
-    num_out = sum(asked.num_out for asked in prompts)
-    return {"p50": p50, "p95": p95, "output_tokens_per_second": num_out / elapsed, "busy": busy}
-
-
-async def measure(options: argparse.Namespace) -> dict[str, Any]:
-    config = EngineConfig(num_blocks=4096, max_num_seqs=64, max_num_batched_tokens=1024, enable_prefix_caching=False)
+async def measure(options: argparse.Namespace) -> dict[str, dict[int, Measured]]:
+    config = EngineConfig(
+        num_blocks=4096, max_num_seqs=max(options.clients), max_num_batched_tokens=1024, enable_prefix_caching=False
+    )
     engine = load_engine(bundled_model_path(), config, dtype="bf16")
     await engine.start()
     tokens = corpus(engine.encode_text)
-    ways = [Ours(engine), Static(torch.bfloat16)]
+    ways = [Ours(engine), Static(StaticBatching())]
+    sizes = {"longest": options.longest_prompt, "longest_answer": options.longest_answer}
     for way in ways:
-        await way.run(mixed(tokens, 4, "warm"), 4)
-    results: dict[str, dict[str, Any]] = {way.name: {} for way in ways}
-    for clients, count in zip(options.concurrency, options.requests, strict=True):
-        prompts = mixed(tokens, count, f"{clients}")
-        for way in ways:
-            results[way.name][str(clients)] = result = await way.run(prompts, clients)
-            print(
-                f"{way.name:16}{clients:4} clients: p50 {result['p50']:6.2f} s, p95 {result['p95']:6.2f} s, "
-                f"{result['output_tokens_per_second']:5.0f} output tokens/s, busy {100 * result['busy']:3.0f} %",
-                flush=True,
-            )
+        await way.run(mixed(tokens, 4, "warm", longest=120, longest_answer=8), 4, WARM_UP_SECONDS, Measured())
+    measured = {way.name: {count: Measured() for count in options.clients} for way in ways}
+    for repetition in range(options.repetitions):
+        for count in options.clients:
+            prompts = mixed(tokens, count * options.rounds, f"{count} {repetition}", **sizes)
+            for way in ways if repetition % 2 == 0 else ways[::-1]:
+                began, into = time.perf_counter(), measured[way.name][count]
+                if into.gave_up:
+                    continue
+                try:
+                    await way.run(prompts, count, options.limit, into)
+                except TimeoutError:
+                    into.gave_up = True
+                seconds = time.perf_counter() - began
+                print(f"  {way.name}, {count} clients: {seconds:.0f} s", file=sys.stderr, flush=True)
     await engine.close()
-    return results
+    return measured
+
+
+def agreement(ours: Measured, static: Measured) -> float:
+    pairs = list(zip(ours.first_tokens, static.first_tokens, strict=False))
+    return sum(a == b for a, b in pairs) / len(pairs) if pairs else 1.0
+
+
+def verdict(rows: dict[str, dict[int, dict[str, Any]]], few: int, many: int) -> tuple[dict[str, float], list[str]]:
+    """How p95 grows and what throughput becomes, and the goals that are missed. Only of ways that ended."""
+    growth = {f"p95 growth, {name}": row[many]["p95"] / row[few]["p95"] for name, row in rows.items()}
+    ours, static = growth.values()
+    gain = rows[Ours.name][many]["output_tokens_per_second"] / rows[Ours.name][few]["output_tokens_per_second"]
+    missed = []
+    if ours > MOST_GROWTH * static:
+        missed.append(f"p95({many}) / p95({few}) is {ours:.2f}, more than {MOST_GROWTH} of {static:.2f}")
+    if gain < 1:
+        missed.append(f"throughput at {many} clients is {gain:.2f} of that at {few}")
+    return growth | {"throughput": gain}, missed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--concurrency", default="16,32,64", type=lambda text: [int(x) for x in text.split(",")])
-    parser.add_argument("--requests", default="64,64,128", type=lambda text: [int(x) for x in text.split(",")])
+    parser.add_argument("--clients", default="16,32,64", type=lambda text: sorted(int(x) for x in text.split(",")))
+    parser.add_argument("--rounds", type=int, default=2, help="prompts of each client")
+    parser.add_argument("--longest-prompt", type=int, default=400)
+    parser.add_argument("--longest-answer", type=int, default=64)
+    parser.add_argument("--repetitions", type=int, default=1, help="with other prompts, and the other way first")
+    parser.add_argument("--limit", type=float, default=600, help="seconds for one way at one number of clients")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    results = asyncio.run(measure(options))
-    low, high = str(min(options.concurrency)), str(max(options.concurrency))
-    for name, result in results.items():
-        growth = result[high]["p95"] / result[low]["p95"]
-        print(f"{name}: p95({high}) / p95({low}) = {growth:.2f}")
-    machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    report = {"machine": machine, "command": sys.argv, **results}
+    measured = asyncio.run(measure(options))
+    ours, static = measured.values()
+    for count in options.clients:
+        if (same := agreement(ours[count], static[count])) < LEAST_AGREEMENT:
+            raise SystemExit(f"{count} clients: only {same:.2f} of the first tokens agree: no figures")
+    rows = {name: {n: m.figures() for n, m in row.items() if not m.gave_up} for name, row in measured.items()}
+    print("| | clients | p50 s | p95 s | output tokens/s | busy |\n|---|---|---|---|---|---|")
+    for count in options.clients:
+        for name, row in rows.items():
+            cells = f"not within {options.limit:.0f} s | | | "
+            if (cell := row.get(count)) is not None:
+                cells = f"{cell['p50']:.2f} | {cell['p95']:.2f} | {cell['output_tokens_per_second']:.0f} | "
+                cells += f"{cell['busy']:.0%}"
+            print(f"| {name} | {count} | {cells} |")
+    few, many = options.clients[0], options.clients[-1]
+    complete = all(row.keys() >= {few, many} for row in rows.values())
+    ratios, missed = verdict(rows, few, many) if complete else ({}, [])
+    print("; ".join(f"{what} {value:.2f}" for what, value in ratios.items()))
+    machine = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, load average {os.getloadavg()[2]:.1f}"
+    report = {"machine": machine, "command": sys.argv, **rows, "ratios": ratios, "missed": missed}
     (options.out / "latency.json").write_text(json.dumps(report, indent=1))
+    if not complete:
+        print("NO VERDICT: not everything ended in time")
+        sys.exit(2)
+    print(f"MISSED: {'; '.join(missed)}" if missed else "HELD")
+    sys.exit(bool(missed))
 
 
 if __name__ == "__main__":
