@@ -6,15 +6,19 @@ from engine.api import PriorityClass
 from engine.cache.manager import KVCacheManager
 from engine.config import EngineConfig
 from engine.future_peak import future_peak_blocks
+from engine.long_lane import LongLane
 from engine.predictors import OutputLengthPredictor
 from engine.request import Request
 
 
 class Admission:
     """Some slots and blocks are kept for urgent requests; a request that runs alone may have them all, since what can
-    never run is refused before it comes here."""
+    never run is refused before it comes here. The window of the lane of long sequences is nobody else's."""
 
-    def __init__(self, config: EngineConfig, cache: KVCacheManager, lengths: OutputLengthPredictor) -> None:
+    def __init__(
+        self, config: EngineConfig, cache: KVCacheManager, lengths: OutputLengthPredictor, lane: LongLane
+    ) -> None:
+        self._lane = lane
         self._config = config
         self._cache = cache
         self._lengths = lengths
@@ -27,17 +31,20 @@ class Admission:
 
     def fits(self, request: Request, running: Sequence[Request]) -> bool:
         """Whether the predicted lengths keep the cache within its size until everybody has finished."""
+        num_reserved = self._lane.num_reserved_blocks
+        if num_reserved and self._lane.is_large(request):
+            return False
         if not running:
             return True
         peak = future_peak_blocks([*running, request], self._cache, self._lengths)
-        return peak + self._num_kept_blocks(request, running) <= self._config.num_blocks
+        return peak + num_reserved + self._num_kept_blocks(request, running) <= self._config.num_blocks
 
     def may_take(self, request: Request, num_blocks: int, running: Sequence[Request]) -> bool:
         """Whether a running request may take so many more blocks now."""
         if not num_blocks:
             return True
         num_kept = self._num_kept_blocks(request, running) if len(running) > 1 else 0
-        return num_blocks + num_kept <= self._cache.pool.num_free
+        return num_blocks + num_kept + self._lane.num_unfilled_blocks <= self._cache.pool.num_free
 
     def _num_kept_blocks(self, request: Request, running: Sequence[Request]) -> int:
         if request.priority is PriorityClass.URGENT or not self._config.urgent_reserved_blocks:

@@ -27,6 +27,7 @@ class Decision(StrEnum):
     PREEMPTED_FOR_URGENT = "preempted_for_urgent"
     PREEMPTED_FOR_BLOCKS = "preempted_for_blocks"
     PREEMPTED_AFTER_FAILURE = "preempted_after_failure"
+    PREEMPTED_FROM_LANE = "preempted_from_lane"
     PREFILL_BOUNDED = "prefill_bounded"
     CHUNK_HALVED = "chunk_halved"
     HEAT_BOUNDED = "heat_bounded"
@@ -130,6 +131,7 @@ class ColdStats:
     read_bytes_total: int = 0
     written_bytes_total: int = 0
     rewritten_bytes_total: int = 0
+    streamed_bytes_total: int = 0
     read_seconds_total: float = 0.0
     read_latency_counts: tuple[int, ...] = (0,) * (len(READ_LATENCY_BOUNDS) + 1)
     gate_decisions: Mapping[str, int] = field(default_factory=dict)
@@ -139,11 +141,14 @@ class ColdStats:
 class EngineStats:
     """A snapshot for intake and metrics. Ratios are 0..1; counters only grow; seconds are sums.
     Errors are absolute differences between what was predicted and what came, summed. Of the cached prompt tokens, the
-    loaded ones came from the SSD; `cold` is None without one."""
+    loaded ones came from the SSD; `cold` is None without one. Of the running and waiting requests, those in and before
+    the lane are larger than the KV memory."""
 
     kv_utilisation: float = 0.0
     num_running: int = 0
     num_waiting: int = 0
+    num_in_lane: int = 0
+    num_waiting_for_lane: int = 0
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_cached_blocks: int = 0

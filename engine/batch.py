@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from engine.cache.block import BlockHash
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 
@@ -11,7 +12,9 @@ Layers = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRow:
-    """`token_ids` of one request at positions start, start+1, ...; `sample` asks for the token after the last one."""
+    """`token_ids` of one request at positions start, start+1, ...; `sample` asks for the token after the last one.
+
+    Blocks `cold_hashes` come before those of the table and lie on the SSD alone; such a row is alone in its step."""
 
     request_id: str
     start: int
@@ -23,6 +26,7 @@ class ScheduledRow:
     choice: int
     prompt_token_ids: tuple[int, ...]
     output_token_ids: list[int]
+    cold_hashes: tuple[BlockHash, ...] = ()
 
     @classmethod
     def of(cls, request: Request, num_new: int) -> "ScheduledRow":
@@ -40,6 +44,7 @@ class ScheduledRow:
             choice=request.choice,
             prompt_token_ids=request.prompt_token_ids,
             output_token_ids=request.output_token_ids,
+            cold_hashes=tuple(request.block_hashes[: request.num_cold_blocks]),
         )
 
 
@@ -54,6 +59,11 @@ class ScheduledBatch:
     @property
     def num_tokens(self) -> int:
         return sum(len(row.token_ids) for row in self.rows)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether it is a step of a sequence that is larger than the KV memory."""
+        return any(row.cold_hashes for row in self.rows)
 
     @property
     def num_prefill_tokens(self) -> int:

@@ -77,3 +77,12 @@ class EngineConfig:
             )
         if self.cold is not None and not self.enable_prefix_caching:
             raise ValueError("enable_l3_cache needs enable_prefix_caching")
+
+    @property
+    def num_tail_slots(self) -> int:
+        """One for each sequence that may run, and one for a sequence that is larger than the memory."""
+        return self.max_num_seqs + (self.cold is not None)
+
+    def max_chunk(self, asked: int | None) -> int:
+        """Prompt tokens of one request in a step, which may ask for fewer or more than the setting."""
+        return min(asked or self.prefill_chunk_size, self.max_num_batched_tokens)

@@ -1,18 +1,27 @@
 """One synchronous turn of the engine: schedule, run, update. Knows no thread and no event loop."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from engine.api import Decision, EngineStats, FinishReason
 from engine.batch import Layers, SampledRow, ScheduledBatch, ScheduledRow
 from engine.cache.cold import ColdTier
+from engine.cache.cold_prefix import ColdPrefix
+from engine.cache.layer_stream import LayerStream
 from engine.cache.manager import KVCacheManager
 from engine.cache.transfers import Transfers
 from engine.config import EngineConfig
-from engine.errors import CacheCapacityError, ContextLengthExceededError, InvalidRequestError, is_out_of_memory
+from engine.errors import (
+    CacheCapacityError,
+    ContextLengthExceededError,
+    EngineError,
+    InvalidRequestError,
+    is_out_of_memory,
+)
 from engine.flight import MAX_NAMED, Event, FlightRecorder
 from engine.request import Request
 from engine.sampling_params import SamplingParams
@@ -23,6 +32,8 @@ from engine.thermal import ThermalGovernor
 _log = logging.getLogger(__name__)
 
 MAX_REST_SECONDS = 60.0
+LANE_REST_SECONDS = 1.0
+"""How long at most a sequence in the lane waits for the SSD unasked; who waits beside it grows older meanwhile."""
 PROBE_TOKENS = 64
 MIN_SAMPLE_TOKENS = 16
 """A step with fewer prefill tokens says little of what a token costs."""
@@ -43,6 +54,14 @@ class ModelRunner(Protocol):
 
     def collect(self) -> list[SampledRow]:
         """Wait for and return the chosen tokens, in row order."""
+
+
+@runtime_checkable
+class StreamingRunner(ModelRunner, Protocol):
+    """One that also runs rows whose oldest blocks are not in the KV memory."""
+
+    def stream_from(self, stream: LayerStream) -> None:
+        """Such blocks come from there."""
 
 
 class Door(Protocol):
@@ -75,6 +94,9 @@ class EngineCore:
         )
         if transfers is not None:
             self.cache.cold = ColdTier(self.cache.pool, transfers, config.block_size)
+            if isinstance(runner, StreamingRunner):
+                runner.stream_from(transfers.layers)
+                self.cache.cold_prefix = ColdPrefix(self.cache.pool, transfers, config.block_size)
         self.scheduler = Scheduler(config, self.cache, governor=governor)
         self.flight = FlightRecorder()
         self._clock = clock
@@ -99,6 +121,8 @@ class EngineCore:
         if cold is not None and cold.transfers.has_landed:
             return 0.0
         deadline = None if cold is None else cold.transfers.next_deadline
+        if self.scheduler.lane.request is not None:
+            deadline = min(deadline or math.inf, self._clock() + LANE_REST_SECONDS)
         if self.has_work and not (self._did_nothing and deadline is not None):
             return 0.0
         return None if deadline is None else min(max(0.0, deadline - self._clock()), MAX_REST_SECONDS)
@@ -113,11 +137,11 @@ class EngineCore:
                 param="prompt",
             )
         total = min(num_prompt_tokens + max_tokens, self.config.max_model_len)
-        if self.cache.blocks_for(total) > self.config.num_blocks:
+        num_blocks, max_blocks = self.cache.blocks_for(total), self.scheduler.lane.max_blocks
+        if num_blocks > max_blocks:
+            where = "the cache has" if max_blocks == self.config.num_blocks else "cache and SSD together have"
             raise CacheCapacityError(
-                f"prompt and answer need {self.cache.blocks_for(total)} KV blocks, "
-                f"the cache has {self.config.num_blocks}",
-                param="max_tokens",
+                f"prompt and answer need {num_blocks} KV blocks, {where} {max_blocks}", param="max_tokens"
             )
 
     def add(self, request: Request) -> None:
@@ -143,7 +167,7 @@ class EngineCore:
     def preempt_if_running(self, request_id: str) -> None:
         """Take a request off the device, to be recomputed; nothing happens to one that waits or has ended."""
         request = self._requests.get(request_id)
-        if request is not None and request in self.scheduler.running:
+        if request is not None and request in self.scheduler.on_device:
             self.scheduler.preempt(request)
 
     def step(self, door: Door | None = None) -> StepResult:
@@ -155,11 +179,16 @@ class EngineCore:
         batch = self.scheduler.schedule(self._clock())
         self._copy_planned()
         self._did_nothing = not batch.rows
+        ended, self.scheduler.ended = self.scheduler.ended, StepResult()
+        for request in ended.finished:
+            self._requests.pop(request.request_id, None)
         if not batch.rows:
-            return StepResult()
+            return ended
         self._in_flight = frozenset(row.request_id for row in batch.rows)
         result = self._run(batch, door if self.config.enable_interrupts else None)
         self._in_flight = frozenset()
+        result.finished += ended.finished
+        result.errors |= ended.errors
         while self._zombies:
             self.abort(self._zombies.pop())
         return result
@@ -195,8 +224,9 @@ class EngineCore:
         sampled: list[SampledRow] = []
         error = error or self._attempt(batch, lambda: sampled.extend(self.runner.collect()))
         if error is not None:
-            message = f"the step failed: {type(error).__name__}"
-            result = self.scheduler.discard(batch, message, out_of_memory=is_out_of_memory(error))
+            message = str(error) if isinstance(error, EngineError) else f"the step failed: {type(error).__name__}"
+            is_final = self.scheduler.lane.is_hopeless(batch.rows[0].request_id, error)
+            result = self.scheduler.discard(batch, message, out_of_memory=is_out_of_memory(error), is_final=is_final)
         else:
             result = self.scheduler.update(batch, sampled)
             self._count(batch, result, self._clock() - began - seconds_inside)
@@ -261,12 +291,14 @@ class EngineCore:
             self.cache.cold.close()
 
     def _count(self, batch: ScheduledBatch, result: StepResult, seconds: float) -> None:
-        self.scheduler.step_times.observe(StepLoad.of(batch), seconds)
+        if not batch.is_streamed:  # what a disk takes says nothing of other steps
+            self.scheduler.step_times.observe(StepLoad.of(batch), seconds)
         self._num_steps += 1
         self._busy += seconds
         prefill = batch.num_prefill_tokens / batch.num_tokens
         self._prefill += prefill * seconds
-        if self.cache.cold is not None and batch.num_prefill_tokens >= MIN_SAMPLE_TOKENS:
+        is_sample = batch.num_prefill_tokens >= MIN_SAMPLE_TOKENS and not batch.is_streamed
+        if self.cache.cold is not None and is_sample:
             self.cache.cold.cost.observe_prefill(batch.num_prefill_tokens, prefill * seconds)
         self._decode += (1 - prefill) * seconds
         self._num_generated += len(result.advanced)
@@ -280,12 +312,14 @@ class EngineCore:
         pool, scheduler = self.cache.pool, self.scheduler
         return EngineStats(
             kv_utilisation=self.cache.utilisation,
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_running=len(scheduler.on_device),
+            num_waiting=len(scheduler.waiting) + len(scheduler.lane.waiting),
+            num_in_lane=int(scheduler.lane.request is not None),
+            num_waiting_for_lane=len(scheduler.lane.waiting),
             num_blocks=len(pool.blocks),
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_cached,
-            waiting_tokens=sum(request.num_tokens for request in scheduler.waiting),
+            waiting_tokens=sum(r.num_tokens for r in (*scheduler.waiting, *scheduler.lane.waiting)),
             prompt_tokens_total=self._num_prompt,
             generated_tokens_total=self._num_generated,
             cached_prompt_tokens_total=self._num_cached,

@@ -83,6 +83,16 @@ class BlockCorruptError(EngineError):
     code = "block_corrupt"
 
 
+class ColdReadError(EngineError):
+    """A part of the sequence could not be read back from the SSD."""
+
+    code = "cold_read_failed"
+
+    def __init__(self, message: str | None = None, *, is_hung: bool = False) -> None:
+        super().__init__(message)
+        self.is_hung = is_hung
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a device or the host had no memory for a step; each library has its own way to say so."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"

@@ -16,11 +16,13 @@ TORCH_DTYPES: dict[KVDtype, torch.dtype] = {
 
 
 class KVCacheMemory:
-    """`num_blocks` blocks of one layout, and tails for `num_tails` running sequences where a layer needs them."""
+    """`num_blocks` blocks of one layout, and tails for `num_tails` running sequences where a layer needs them. The
+    blocks lie in `memory`, where it is given: as many bytes as they take."""
 
-    def __init__(self, spec: CacheSpec, num_blocks: int, num_tails: int) -> None:
+    def __init__(self, spec: CacheSpec, num_blocks: int, num_tails: int, *, memory: Tensor | None = None) -> None:
         self.spec, self.num_blocks = spec, num_blocks
-        self._blocks = zeros((num_blocks, spec.bytes_per_block), torch.uint8)
+        shape = (num_blocks, spec.bytes_per_block)
+        self._blocks = zeros(shape, torch.uint8) if memory is None else memory.view(shape)
         self.layers = [self._layer(index, num_tails) for index in range(len(spec.layer_dtypes))]
 
     @property
@@ -31,6 +33,14 @@ class KVCacheMemory:
         """All layers of one block as writable bytes, aligned to no sector of a disk. Nothing may be running that reads
         or writes the block."""
         return memoryview(self._blocks[block_id].numpy())  # type: ignore[arg-type]  # Python below 3.12: no Buffer
+
+    def bytes_of(self, block_ids: Tensor, start: int, end: int) -> Tensor:
+        """A copy of bytes start:end of some blocks, [blocks, end - start]."""
+        return self._blocks[:, start:end].index_select(0, block_ids)
+
+    def put_bytes(self, block_ids: Tensor, start: int, values: Tensor) -> None:
+        """The way back of `bytes_of`."""
+        self._blocks[:, start : start + values.shape[1]].index_copy_(0, block_ids, values)
 
     def _layer(self, index: int, num_tails: int) -> LayerKV:
         spec, dtype = self.spec, self.spec.layer_dtypes[index]

@@ -40,7 +40,7 @@ def load_model_and_core(
     sized = replace(config, max_model_len=min(config.max_model_len, model.spec.max_model_len))
     if config.kv_cache_memory_bytes is not None:
         try:
-            num_blocks = layout.num_blocks_in(config.kv_cache_memory_bytes, config.max_num_seqs)
+            num_blocks = layout.num_blocks_in(config.kv_cache_memory_bytes, config.num_tail_slots)
         except ValueError as error:
             raise ModelLoadError(str(error)) from error
         sized = replace(sized, num_blocks=num_blocks)

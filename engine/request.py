@@ -31,6 +31,7 @@ class Request:
     """A prompt and the tokens generated for it so far (one choice). `tail_slot` is held while RUNNING. Of the
     `num_cached_tokens` found at its first start, `num_loaded_tokens` came from the cold tier.
 
+    `blocks` are its blocks in memory; of a sequence that is larger, `num_cold_blocks` before them are on the SSD.
     `has_lane`: it had starved and was let in before urgent ones. `prefill_chunk` bounds its tokens in a step.
     """
 
@@ -51,6 +52,7 @@ class Request:
     num_loaded_tokens: int = 0
     num_loads: int = 0
     blocks: list[Block] = field(default_factory=list)
+    num_cold_blocks: int = 0
     block_hashes: list[BlockHash] = field(default_factory=list)
     tail_slot: int | None = None
     num_preemptions: int = 0

@@ -1,14 +1,17 @@
 """Runs a scheduled batch on the model: plain rows to tensors, forward, sample. Decides nothing."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy
 import torch
 
 from engine.batch import Layers, SampledRow, ScheduledBatch, ScheduledRow
+from engine.cache.layer_stream import LayerStream
 from engine.config import EngineConfig
 from engine.inputs import ModelInputs
 from engine.kv_memory import KVCacheMemory
+from engine.layer_windows import LayerWindows, StreamedPass
 from engine.models.layers import ForwardPass, Model
 from engine.sampler import Sampler, SamplingRow
 
@@ -21,12 +24,18 @@ class TorchRunner:
         self._segments = tuple((layer, layer + 1) for layer in range(model.spec.num_layers))
         self._block_size = config.block_size
         spec = model.cache_spec(config.block_size, config.kv_cache_dtype, config.kv_cache_group_size)
-        self.cache = KVCacheMemory(spec, config.num_blocks, config.max_num_seqs)
+        self.cache = KVCacheMemory(spec, config.num_blocks, config.num_tail_slots)
         self._sampler = Sampler(model.spec.vocab_size)
-        self._passes: dict[int, ForwardPass] = {}
+        self._stream: LayerStream | None = None
+        self._windows: LayerWindows | None = None
+        self._passes: dict[int, tuple[ForwardPass, KVCacheMemory | StreamedPass]] = {}
         self._rows: list[ScheduledRow] = []
         self._logits = torch.empty(0)
         self._sampled: list[SampledRow] = []
+
+    def stream_from(self, stream: LayerStream) -> None:
+        """Rows may have cold blocks from now on, which come from there."""
+        self._stream = stream
 
     def segments(self, batch: ScheduledBatch) -> Sequence[Layers]:
         """One layer each: a call per layer costs a CPU nothing."""
@@ -36,13 +45,38 @@ class TorchRunner:
     def launch(self, batch: ScheduledBatch, layers: Layers) -> None:
         """Run the layers of one segment for all rows; raises whatever the model raises, and forgets the batch then."""
         first, last = layers
-        state = self._passes.pop(batch.batch_id) if first else self._model.begin(model_inputs(batch, self._block_size))
-        self._model.advance(state, self.cache, last)
+        state, cache = self._passes.pop(batch.batch_id) if first else self._begin(batch)
+        if isinstance(cache, StreamedPass):
+            self._advance_streamed(state, cache, layers)
+        else:
+            self._model.advance(state, cache, last)
         if last < self._model.spec.num_layers:
-            self._passes[batch.batch_id] = state
+            self._passes[batch.batch_id] = state, cache
             return
         self._rows = [row for row in batch.rows if row.sample]
         self._logits = self._model.finish(state)
+
+    def _begin(self, batch: ScheduledBatch) -> tuple[ForwardPass, KVCacheMemory | StreamedPass]:
+        if not batch.is_streamed:
+            return self._model.begin(model_inputs(batch, self._block_size)), self.cache
+        (row,) = batch.rows
+        assert self._stream is not None, "a row has cold blocks, and there is nothing that they could come from"
+        num_blocks = len(row.cold_hashes) + len(row.block_table)
+        if self._windows is None or self._windows.num_blocks < num_blocks:
+            self._windows = LayerWindows.for_blocks(self.cache, num_blocks)
+        whole = ScheduledBatch([replace(row, block_table=list(range(num_blocks)))], batch.batch_id)
+        streamed = StreamedPass(self._windows, self._stream, row, self._block_size)
+        return self._model.begin(model_inputs(whole, self._block_size)), streamed
+
+    def _advance_streamed(self, state: ForwardPass, cache: StreamedPass, layers: Layers) -> None:
+        try:
+            for layer in range(*layers):
+                cache.enter(layer)
+                self._model.advance(state, cache, layer + 1)
+                cache.leave(layer)
+        except BaseException:  # whatever it was: the windows are used again
+            cache.close()
+            raise
 
     @torch.inference_mode()
     def sample(self) -> None:

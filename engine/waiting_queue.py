@@ -14,9 +14,9 @@ class WaitingQueue:
     preempted or lifted into it, then the tenant that has had least, then arrival."""
 
     def __init__(self, policy: PriorityPolicy, tenants: TenantCounters, lengths: OutputLengthPredictor) -> None:
-        self._policy = policy
+        self.policy = policy
         self._tenants = tenants
-        self._lengths = lengths
+        self.lengths = lengths
         self.num_added = 0
         self.num_urgent = 0
         self._requests: list[Request] = []
@@ -49,7 +49,7 @@ class WaitingQueue:
 
         Unless the device is cool, those with more prompt than answer come before the others of their class."""
         ordered = sorted(self._requests, key=lambda request: self._key(request, now, is_cool=is_cool))
-        starving = [r for r in self._requests if self._policy.is_starving(r, now)] if is_lane_free else []
+        starving = [r for r in self._requests if self.policy.is_starving(r, now)] if is_lane_free else []
         if starving:
             first = min(starving, key=lambda r: (r.arrival_seconds, r.request_id))
             ordered.remove(first)
@@ -59,8 +59,8 @@ class WaitingQueue:
     def _key(
         self, request: Request, now: float, *, is_cool: bool = True
     ) -> tuple[float, bool, bool, float, float, str]:
-        rank = self._policy.rank(request, now)
-        is_back = request.num_preemptions > 0 or self._policy.is_lifted(request, now)
+        rank = self.policy.rank(request, now)
+        is_back = request.num_preemptions > 0 or self.policy.is_lifted(request, now)
         served = 0.0 if is_back else self._tenants.served(request)
-        writes_more = not is_cool and self._lengths.remaining_tokens(request) > request.num_prompt_tokens
+        writes_more = not is_cool and self.lengths.remaining_tokens(request) > request.num_prompt_tokens
         return (rank, not is_back, writes_more, served, request.arrival_seconds, request.request_id)

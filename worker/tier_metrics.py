@@ -38,6 +38,18 @@ class TierCollector(Collector):
             "rewritten": cold.rewritten_bytes_total,
         }
         yield _counters("l3_cache_moved_bytes", "Bytes moved from and to the SSD.", "direction", moved)
+        streamed = {"": cold.streamed_bytes_total}
+        yield _counters(
+            "l3_cache_streamed_bytes", "Bytes read by steps of long sequences.", None, streamed
+        )
+        sequences = GaugeMetricFamily(
+            "v4flash_long_sequences",
+            "Sequences larger than the KV memory.",
+            labels=["state"],
+        )
+        sequences.add_metric(["running"], float(stats.num_in_lane))
+        sequences.add_metric(["waiting"], float(stats.num_waiting_for_lane))
+        yield sequences
         yield _counters("l3_cache_loads", "Loads begun.", None, {"": cold.loads_total})
         yield _counters("l3_cache_late_loads", "Loads given up at their deadline.", None, {"": cold.late_loads_total})
         lost = {"corrupt": cold.corrupt_blocks_total, "missing": cold.missing_blocks_total}

@@ -176,6 +176,7 @@ class ColdTier:
             read_bytes_total=counters.bytes_read,
             written_bytes_total=counters.bytes_written,
             rewritten_bytes_total=counters.bytes_rewritten,
+            streamed_bytes_total=transfers.layers.num_bytes,
             read_seconds_total=transfers.counters.read_seconds,
             read_latency_counts=tuple(transfers.counters.latency_counts),
             gate_decisions={decision.value: count for decision, count in cost.decisions.items()},

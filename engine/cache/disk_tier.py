@@ -5,13 +5,13 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.cache.block import BlockHash
 from engine.cache.disk import aligned_buffer
 from engine.cache.history import load_history, save_history
-from engine.cache.record import HEADER_BYTES, RecordHeader
+from engine.cache.record import HEADER_BYTES, RecordHeader, record_bytes, unpack_header
 from engine.cache.segments import Place, SegmentStore
 from engine.errors import BlockCorruptError, CacheStoreFullError
 
@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 SURVIVING_SHARE = 0.2
 """Of a segment that goes, what may be appended again: write amplification stays below 1 / (1 - 0.2) = 1.25."""
+PINNED_SHARE = 0.75
+"""A segment with more pinned blocks does not go: moving them would win next to nothing."""
 REST_SECONDS = 60.0
 """How long a directory gets no writes after one of them failed."""
 
@@ -64,6 +66,8 @@ class DiskTier:
     _index: OrderedDict[BlockHash, _Entry] = field(default_factory=OrderedDict)
     _seen: OrderedDict[BlockHash, None] = field(default_factory=OrderedDict)
     _coming: set[BlockHash] = field(default_factory=set)
+    _pinned: set[BlockHash] = field(default_factory=set)
+    _moving: dict[BlockHash, memoryview] = field(default_factory=dict)
     _resting_until: dict[int, float] = field(default_factory=dict)
     _turn: int = 0
     is_open: bool = False
@@ -137,6 +141,30 @@ class DiskTier:
                     return count
         return len(hashes)
 
+    def max_pinned(self, payload_bytes: int) -> int:
+        """So many blocks may be pinned, however they lie, while each store keeps a segment for what is written."""
+        size = record_bytes(payload_bytes)
+        segments = [
+            (store.capacity_bytes // store.segment_bytes - 1, store.segment_bytes // size) for store in self.stores
+        ]
+        return int(PINNED_SHARE * sum(max(0, num_segments) * num_blocks for num_segments, num_blocks in segments))
+
+    def pin_leading(self, hashes: Sequence[BlockHash]) -> int:
+        """Pin those that are here, up to the first that is not; how many."""
+        with self._lock:
+            count = self.num_leading(hashes)
+            self._pinned.update(hashes[:count])
+        return count
+
+    def pin(self, block_hash: BlockHash) -> None:
+        """Whether it is here already or still to come, the block does not go until it is unpinned."""
+        with self._lock:
+            self._pinned.add(block_hash)
+
+    def unpin(self, hashes: Iterable[BlockHash]) -> None:
+        with self._lock:
+            self._pinned.difference_update(hashes)
+
     def touch(self, hashes: Sequence[BlockHash]) -> None:
         """These were used, in the order of their chain."""
         with self._lock:
@@ -185,9 +213,12 @@ class DiskTier:
     def read(self, block_hash: BlockHash, buffer: memoryview) -> tuple[RecordHeader, memoryview] | None:
         """The header and stored payload in `buffer`; None for a block that is not here or cannot be read any more."""
         with self._lock:
-            entry = self._index.get(block_hash)
+            entry, moving = self._index.get(block_hash), self._moving.get(block_hash)
         if entry is None:
             return None
+        if moving is not None and (found := unpack_header(moving)) is not None:
+            buffer[: len(moving)] = moving
+            return found, buffer[HEADER_BYTES : HEADER_BYTES + found.stored_bytes]
         try:
             header, payload = self.stores[entry.store].read(entry.place, block_hash, buffer)
         except BlockCorruptError as error:
@@ -202,6 +233,21 @@ class DiskTier:
         with self._lock:
             self.counters.bytes_read += entry.place.num_bytes
         return header, payload
+
+    def read_pages(self, block_hash: BlockHash, first: int, pages: memoryview) -> bool:
+        """Fill `pages` from byte `first` of the stored record on, both aligned and unchecked; False where that fails,
+        which leaves the block to `read`."""
+        with self._lock:
+            entry, moving = self._index.get(block_hash), self._moving.get(block_hash)
+        if entry is None or moving is not None or first + len(pages) > entry.place.num_bytes:
+            return False
+        try:
+            self.stores[entry.store].read_pages(entry.place, first, pages)
+        except (OSError, KeyError):
+            return False
+        with self._lock:
+            self.counters.bytes_read += len(pages)
+        return True
 
     def drop_corrupt(self, block_hash: BlockHash, entry: "_Entry | None" = None) -> None:
         """A block turned out to be damaged: it is never looked up again, nor after a restart."""
@@ -238,6 +284,8 @@ class DiskTier:
                 return number, self._append_to(number, record)
             except (OSError, CacheStoreFullError) as error:
                 self.counters.write_errors += 1
+                if self._pinned and isinstance(error, CacheStoreFullError):
+                    continue  # it is not the directory that refuses
                 self._resting_until[number] = self.clock() + REST_SECONDS
                 _log.warning("%s takes no blocks for a minute: %s", self.stores[number].directory, error)
         return None
@@ -254,46 +302,73 @@ class DiskTier:
                 if error.errno != errno.ENOSPC or disk_was_full or not store.sealed:
                     raise
                 disk_was_full = True
-            self._remove_coldest(number)
+            if not self._remove_coldest(number):
+                raise CacheStoreFullError("every segment has a block that may not go")
 
-    def _remove_coldest(self, number: int) -> None:
-        """Give back the segment with the least live weight; its hot blocks are appended again once it has gone.
+    def _remove_coldest(self, number: int) -> bool:
+        """Give back the segment with the fewest pinned bytes and, of equals, the least live weight. Its pinned blocks
+        and its hot ones are appended again once it has gone; pinned ones can be read all the while. False where every
+        segment is full of pinned blocks.
 
         A block weighs its bytes times its rank in the order of use; hot are used ones in the later half of it."""
         store = self.stores[number]
         with self._lock:  # only to copy: the engine's thread waits for this lock
-            index = list(self._index.items())
+            index, pinned = list(self._index.items()), set(self._pinned)
         weights = dict.fromkeys(store.sealed, 0)
+        num_pinned_bytes = dict.fromkeys(weights, 0)
+        kept: dict[int, list[tuple[BlockHash, _Entry]]] = {segment: [] for segment in weights}
         hot: dict[int, list[tuple[BlockHash, _Entry]]] = {segment: [] for segment in weights}
         for rank, (block_hash, entry) in enumerate(index):
-            if entry.store == number and entry.place.segment in weights:
-                weights[entry.place.segment] += (rank + 1) * entry.place.num_bytes
-                if entry.num_uses and rank >= len(index) // 2:
-                    hot[entry.place.segment].append((block_hash, entry))
-        victim = min(weights, key=lambda segment: (weights[segment], segment))
-        saved = self._read_back(store, hot[victim])
+            if entry.store == number and (segment := entry.place.segment) in weights:
+                weights[segment] += (rank + 1) * entry.place.num_bytes
+                if block_hash in pinned:
+                    num_pinned_bytes[segment] += entry.place.num_bytes
+                    kept[segment].append((block_hash, entry))
+                elif entry.num_uses and rank >= len(index) // 2:
+                    hot[segment].append((block_hash, entry))
+        victim = min(weights, key=lambda segment: (num_pinned_bytes[segment], weights[segment], segment))
+        if num_pinned_bytes[victim] > PINNED_SHARE * store.used_bytes(victim):
+            return False
+        moving = self._read_back(kept[victim], None)
+        saved = self._read_back(hot[victim], SURVIVING_SHARE * store.segment_bytes)
         gone = [h for h, entry in index if (entry.store, entry.place.segment) == (number, victim)]
         with self._lock:  # nobody but this thread adds blocks, so none has come to a sealed segment
-            entries = {block_hash: self._index.pop(block_hash) for block_hash in gone if block_hash in self._index}
-            self.counters.evictions += len(entries)
+            if not self._pinned.isdisjoint(set(gone) - pinned):
+                return True  # pinned meanwhile: the caller finds the store still full, and asks again
+            self._moving = moving
+            entries = {h: self._index[h] for h in gone if h in self._index}
+            for block_hash in entries.keys() - moving.keys():
+                del self._index[block_hash]
+                self.counters.evictions += 1
         store.remove(victim)
-        for block_hash, record in saved.items():
-            if (before := entries.get(block_hash)) is None:
-                continue
-            try:
-                place = store.append(record)
-            except CacheStoreFullError:  # a segment that was cut short gave too little; the caller lets another one go
-                break
-            with self._lock:
-                self._index[block_hash] = _Entry(number, place, before.depth, before.num_uses)
-                self.counters.bytes_rewritten += len(record)
-                self.counters.evictions -= 1
+        for block_hash, record in (*moving.items(), *saved.items()):
+            if (before := entries.get(block_hash)) is not None:
+                self._append_again(number, block_hash, before, record)
+        return True
 
-    def _read_back(self, store: SegmentStore, hot: list[tuple[BlockHash, _Entry]]) -> dict[BlockHash, memoryview]:
-        """Whole records of the hottest blocks, as much as may survive."""
-        room = SURVIVING_SHARE * store.segment_bytes
+    def _append_again(self, number: int, block_hash: BlockHash, before: _Entry, record: memoryview) -> None:
+        """A block whose segment has gone. Where a segment that was cut short gave too little for all, it goes too."""
+        try:
+            place = self.stores[number].append(record)
+        except (CacheStoreFullError, OSError) as error:
+            _log.warning("a block of the SSD tier could not be moved: %s", error)
+            with self._lock:
+                self._moving.pop(block_hash, None)
+                self.counters.evictions += self._index.pop(block_hash, None) is not None
+            return
+        with self._lock:
+            self.counters.evictions -= block_hash not in self._index
+            self._index[block_hash] = _Entry(number, place, before.depth, before.num_uses)
+            self._moving.pop(block_hash, None)
+            self.counters.bytes_rewritten += len(record)
+
+    def _read_back(
+        self, blocks: list[tuple[BlockHash, _Entry]], max_bytes: float | None
+    ) -> dict[BlockHash, memoryview]:
+        """Whole records of blocks, the hottest first, up to so many bytes."""
+        room = float("inf") if max_bytes is None else max_bytes
         saved: dict[BlockHash, memoryview] = {}
-        for block_hash, entry in reversed(hot):
+        for block_hash, entry in reversed(blocks):
             room -= entry.place.num_bytes
             if room < 0:
                 break

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from engine.cache.block import BlockHash, child_hash
 from engine.cache.cold import ColdTier
+from engine.cache.cold_prefix import ColdPrefix
 from engine.cache.cost import GateDecision
 from engine.cache.pool import BlockPool
 from engine.request import Request
@@ -23,7 +24,8 @@ class KVCacheManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.cold: ColdTier | None = None
-        self._pending: list[tuple[Request, int]] = []
+        self.cold_prefix: ColdPrefix | None = None
+        self._pending: list[tuple[Request, int]] = []  # and the block's place in `Request.blocks`
         self._parked: list[tuple[Request, int]] = []
         self._unwritten: set[int] = set()
         self._promises: dict[BlockHash, str] = {}
@@ -67,6 +69,21 @@ class KVCacheManager:
             self.pool.acquire(block)
             request.blocks.append(block)
         request.num_computed_tokens = len(request.blocks) * self.block_size
+        return request.num_computed_tokens
+
+    def attach_cold_prefix(self, request: Request, max_blocks: int) -> int:
+        """The same for a sequence that is larger than the memory: its prefix on the SSD stays there, and at most
+        `max_blocks` that follow are found in memory."""
+        assert self.cold_prefix is not None, "only with an SSD tier"
+        hashes = self._usable_hashes(request)
+        num_cold = self.cold_prefix.attach(request, hashes)
+        for block_hash in hashes[num_cold : num_cold + max_blocks]:
+            block = self.pool.find(block_hash)
+            if block is None or block.block_id in self._unwritten:
+                break
+            self.pool.acquire(block)
+            request.blocks.append(block)
+        request.num_computed_tokens = (num_cold + len(request.blocks)) * self.block_size
         return request.num_computed_tokens
 
     def settle_prefix(self, request: Request) -> int:
@@ -126,7 +143,8 @@ class KVCacheManager:
             self.cold.swap_out(full, len(full) * self.block_size)
 
     def num_missing_blocks(self, request: Request, num_new_tokens: int) -> int:
-        return max(0, self.blocks_for(request.num_computed_tokens + num_new_tokens) - len(request.blocks))
+        num_held = request.num_cold_blocks + len(request.blocks)
+        return max(0, self.blocks_for(request.num_computed_tokens + num_new_tokens) - num_held)
 
     def allocate(self, request: Request, num_new_tokens: int) -> bool:
         """Blocks for the next tokens, and PENDING hashes for those that they fill; False and unchanged on shortage."""
@@ -156,7 +174,7 @@ class KVCacheManager:
             if index < len(request.blocks):
                 self.pool.commit(request.blocks[index])
                 if self.cold is not None:
-                    self.cold.consider(request.blocks[index], index)
+                    self.cold.consider(request.blocks[index], request.num_cold_blocks + index)
         self._pending.clear()
 
     def discard_step(self) -> None:
@@ -181,6 +199,8 @@ class KVCacheManager:
         """Give up all blocks and promises of a request; never in the middle of a step that writes them."""
         self.pool.release(request.blocks)
         request.blocks = []
+        if self.cold_prefix is not None and self.cold_prefix.belongs_to(request):
+            self.cold_prefix.release(request)
         request.num_computed_tokens = 0
         self.withdraw_promises(request)
 
@@ -198,8 +218,9 @@ class KVCacheManager:
     def _publish(self, request: Request, num_tokens: int) -> None:
         hashes = self.prompt_hashes(request)
         first = request.num_computed_tokens // self.block_size
-        for index in range(first, min(num_tokens // self.block_size, len(hashes))):
-            if self.pool.publish(request.blocks[index], hashes[index]):
+        for depth in range(first, min(num_tokens // self.block_size, len(hashes))):
+            index = depth - request.num_cold_blocks
+            if self.pool.publish(request.blocks[index], hashes[depth]):
                 self._pending.append((request, index))
 
     def check(self) -> None:

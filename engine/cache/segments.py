@@ -111,6 +111,13 @@ class SegmentStore:
             raise BlockCorruptError(f"{segment.path.name} has a damaged block at {place.offset}")
         return header, record[HEADER_BYTES : HEADER_BYTES + header.stored_bytes]
 
+    def read_pages(self, place: Place, first: int, pages: memoryview) -> None:
+        """Fill `pages` with the record's from byte `first` on (both whole pages of the alignment), unchecked. Raises
+        OSError and KeyError for what is no longer there."""
+        with self._in_use(place.segment) as segment:
+            if self.disk.read(segment.fd, pages, place.offset + first) != len(pages):
+                raise OSError(f"{segment.path.name} ends before {place.offset + first + len(pages)}")
+
     def kill(self, place: Place, header: RecordHeader) -> None:
         """Mark a record so that no later scan finds it."""
         page = aligned_buffer(HEADER_BYTES)

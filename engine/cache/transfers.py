@@ -1,7 +1,6 @@
 """Copies between the KV memory and the SSD, in threads. A copy never holds a step up; a hung disk costs its threads."""
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,16 +11,15 @@ from engine.api import READ_LATENCY_BOUNDS
 from engine.cache.block import BlockHash
 from engine.cache.compression import Compression
 from engine.cache.cost import TransferCost
-from engine.cache.disk import aligned_buffer
 from engine.cache.disk_tier import DiskTier
+from engine.cache.layer_stream import LayerStream
+from engine.cache.readers import HUNG_SECONDS, Readers
 from engine.cache.record import record_bytes
 from engine.cache.writes import WriteQueue
 from engine.errors import BlockCorruptError
 
 _log = logging.getLogger(__name__)
 
-HUNG_SECONDS = 2.0
-"""A read that takes longer switches loads off until it returns."""
 PROBE_SECONDS = 5.0
 """How often a disk that lost against computing is asked again."""
 
@@ -65,11 +63,30 @@ class TransferCounters:
 
 
 @dataclass(slots=True, eq=False)
-class _Read:
+class _LoadRead:
+    """One block of a load, or without a load a read for its time alone."""
+
+    transfers: "Transfers"
     block_hash: BlockHash
     load: Load | None
     index: int
-    since: float = 0.0
+    has_come: bool = False
+
+    @property
+    def is_unwanted(self) -> bool:
+        return self.load is not None and self.load.abandoned
+
+    def run(self, buffer: memoryview, since: float) -> None:
+        self.has_come = self.transfers.take(self, buffer, since)
+
+    def ended(self) -> None:
+        load = self.load
+        if load is not None:
+            with load.lock:
+                load.landed[self.index] = self.has_come
+                load.num_open -= 1
+            if not load.num_open:
+                self.transfers.on_landed()
 
 
 class Transfers:
@@ -99,8 +116,9 @@ class Transfers:
         self._has_deadline = has_deadline
         self._clock = clock
         self._loads: list[Load] = []
-        self._reads: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
-        self._reading: dict[int, _Read] = {}
+        self.readers = Readers(cost.num_readers, record_bytes(memory.bytes_per_block), clock)
+        self.layers = LayerStream(tier, self.readers, memory.bytes_per_block)
+        self.tells_writes = False
         self._writes = WriteQueue(
             tier,
             memory.bytes_per_block,
@@ -108,22 +126,16 @@ class Transfers:
             compression=compression,
             block_seconds=lambda: cost.block_seconds,
             opened=self._opened,
+            written=self._written,
             clock=clock,
         )
         self._lock = threading.Lock()
         self._last_read = clock()
-        self._threads = [
-            threading.Thread(target=self._read_all, args=(number,), name=f"l3-read-{number}", daemon=True)
-            for number in range(cost.num_readers)
-        ]
-        for thread in self._threads:
-            thread.start()
 
     @property
     def is_hung(self) -> bool:
         """Whether a read is out for so long that no more should be asked for."""
-        now = self._clock()
-        return any(now - read.since > HUNG_SECONDS for read in list(self._reading.values()))
+        return self.readers.is_hung
 
     @property
     def num_in_flight(self) -> int:
@@ -144,6 +156,11 @@ class Transfers:
         return len(self._writes)
 
     @property
+    def has_write_slot(self) -> bool:
+        """Whether one more block may wait to be written."""
+        return self._writes.has_room
+
+    @property
     def num_dropped_writes(self) -> int:
         return self._writes.num_dropped
 
@@ -155,7 +172,7 @@ class Transfers:
         self._loads.append(load)
         self.counters.loads += 1
         for index, block_hash in enumerate(hashes):
-            self._reads.put(_Read(block_hash, load, index))
+            self.readers.put(_LoadRead(self, block_hash, load, index))
         return load
 
     def poll(self) -> list[Load]:
@@ -182,26 +199,27 @@ class Transfers:
 
     def probe(self) -> None:
         """Read one block for its time alone, if none was read lately: a disk that was slow may be fast again."""
-        if self._reading or self._clock() - self._last_read < PROBE_SECONDS:
+        if self.readers.reading() or self._clock() - self._last_read < PROBE_SECONDS:
             return
         block_hash = self.tier.newest()
         if block_hash is not None:
             self._last_read = self._clock()
-            self._reads.put(_Read(block_hash, None, 0))
+            self.readers.put(_LoadRead(self, block_hash, None, 0))
 
     def close(self) -> None:
         """Write what waits and end the threads; one that hangs in the disk is left behind."""
         for load in list(self._loads):
             self.abandon(load)
         self._writes.close(HUNG_SECONDS)
-        for _ in range(self.cost.num_readers):
-            self._reads.put(None)
-        for thread in self._threads:
-            thread.join(timeout=HUNG_SECONDS)
+        self.readers.close()
         self.tier.close()
 
     def _opened(self) -> None:
         self.on_landed()  # as it is set by then
+
+    def _written(self) -> None:
+        if self.tells_writes:
+            self.on_landed()
 
     def _give_up(self, load: Load, now: float | None) -> None:
         """After this nobody writes to the load's blocks: a reader that is copying holds the lock."""
@@ -209,32 +227,12 @@ class Transfers:
             load.abandoned = True
         if now is not None:
             with self._lock:
-                for read in list(self._reading.values()):
-                    if read.load is load:
-                        self.cost.observe_read(now - read.since)
+                for read, since in self.readers.reading():
+                    if isinstance(read, _LoadRead) and read.load is load:
+                        self.cost.observe_read(now - since)
 
-    def _read_all(self, number: int) -> None:
-        buffer = aligned_buffer(record_bytes(self.memory.bytes_per_block))
-        while (read := self._reads.get()) is not None:
-            load = read.load
-            if load is not None and load.abandoned:
-                continue
-            read.since = self._clock()
-            self._reading[number] = read
-            try:
-                landed = self._read(read, buffer)
-            except Exception:  # a thread that ends would leave its loads open for ever
-                _log.exception("a block could not be read")
-                landed = False
-            del self._reading[number]
-            if load is not None:
-                with load.lock:
-                    load.landed[read.index] = landed
-                    load.num_open -= 1
-                if not load.num_open:
-                    self.on_landed()
-
-    def _read(self, read: _Read, buffer: memoryview) -> bool:
+    def take(self, read: "_LoadRead", buffer: memoryview, since: float) -> bool:
+        """In a reader's thread: whether the block has come whole into the place where its load wants it."""
         got = self.tier.read(read.block_hash, buffer)
         if got is None:
             return False
@@ -245,7 +243,7 @@ class Transfers:
             _log.warning("dropped a block of the SSD tier: %s", error)
             self.tier.drop_corrupt(read.block_hash)
             return False
-        self._observe(self._clock() - read.since)
+        self._observe(self._clock() - since)
         load = read.load
         if load is None or len(payload) != self.memory.bytes_per_block:
             return False

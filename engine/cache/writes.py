@@ -35,6 +35,7 @@ class WriteQueue:
         compression: Compression | None = None,
         block_seconds: Callable[[], float],
         opened: Callable[[], None],
+        written: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_dropped = 0
@@ -44,6 +45,7 @@ class WriteQueue:
         self._compression = compression
         self._block_seconds = block_seconds
         self._opened = opened
+        self._written = written
         self._clock = clock
         self._remember_at = clock() + REMEMBER_SECONDS
         self._waiting: queue.SimpleQueue[tuple[RecordHeader, memoryview] | None] = queue.SimpleQueue()
@@ -56,6 +58,11 @@ class WriteQueue:
 
     def __len__(self) -> int:
         return self._num_slots - len(self._free_slots)
+
+    @property
+    def has_room(self) -> bool:
+        """Only the caller of `put` takes it away."""
+        return bool(self._free_slots)
 
     def put(self, block_hash: BlockHash, depth: int, block: memoryview) -> bool:
         """Copy a block that the tier wants; False, and declined, if too many wait already."""
@@ -88,6 +95,7 @@ class WriteQueue:
             except Exception:  # the blocks that wait behind this one can still be written
                 _log.exception("a block could not be written")
             self._free_slots.append(slot)
+            self._written()
             if self._clock() > self._remember_at:
                 self._remember_at = self._clock() + REMEMBER_SECONDS
                 self._tier.remember()

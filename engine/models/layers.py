@@ -1,6 +1,6 @@
 """What the model files share: the spec, the Protocol, weights by name, rotary angles."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,9 +10,9 @@ from torch import Tensor
 from engine.cache.spec import CacheSpec, KVDtypeChoice
 from engine.errors import ModelLoadError
 from engine.inputs import ModelInputs
-from engine.kv_memory import KVCacheMemory
 from engine.models.rotation import CheckpointRotation
 from kernels.api import AttentionPlan
+from kernels.kv import LayerKV
 from kernels.rows import Product
 
 
@@ -49,6 +49,13 @@ class ForwardPass:
     next_layer: int = 0
 
 
+class LayerCache(Protocol):
+    """The KV of all layers, as the model addresses it: blocks by the numbers in a step's block tables."""
+
+    @property
+    def layers(self) -> Sequence[LayerKV]: ...
+
+
 class Model(Protocol):
     """`forward` is `begin`, `advance` to the last layer and `finish`; other passes may run between those calls."""
 
@@ -57,12 +64,12 @@ class Model(Protocol):
     def cache_spec(self, block_size: int, kv_cache_dtype: KVDtypeChoice = "auto", group_size: int = 64) -> CacheSpec:
         """How the KV cache lies in memory. Raises ModelLoadError for a wrong `kv_cache_dtype` in the model's config."""
 
-    def forward(self, inputs: ModelInputs, cache: KVCacheMemory) -> Tensor:
+    def forward(self, inputs: ModelInputs, cache: LayerCache) -> Tensor:
         """Logits [R, V] of the wanted rows; the cache gains the KV of all T tokens."""
 
     def begin(self, inputs: ModelInputs) -> ForwardPass: ...
 
-    def advance(self, state: ForwardPass, cache: KVCacheMemory, last_layer: int) -> None: ...
+    def advance(self, state: ForwardPass, cache: LayerCache, last_layer: int) -> None: ...
 
     def finish(self, state: ForwardPass) -> Tensor: ...
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from engine.cache.spec import CacheSpec, KVDtype, KVDtypeChoice, layer_dtypes
 from engine.errors import ModelLoadError
 from engine.inputs import ModelInputs
-from engine.kv_memory import KVCacheMemory
-from engine.models.layers import ForwardPass, Weights, rotary_tables, spec_from_config
+from engine.models.layers import ForwardPass, LayerCache, Weights, rotary_tables, spec_from_config
 from engine.models.rotation import CheckpointRotation
 from engine.models.weight_mode import WeightMode
 from kernels.api import AttentionPlan, HeadNorms, Kernels, Linear
@@ -100,7 +99,7 @@ class LlamaForCausalLM:
             raise ModelLoadError(str(error)) from error
         return CacheSpec(dtypes, compute, spec.num_kv_heads, spec.head_dim, block_size, group_size)
 
-    def forward(self, inputs: ModelInputs, cache: KVCacheMemory) -> Tensor:
+    def forward(self, inputs: ModelInputs, cache: LayerCache) -> Tensor:
         """Logits [R, V] of the wanted rows; the cache gains the KV of all T tokens."""
         state = self.begin(inputs)
         self.advance(state, cache, self.spec.num_layers)
@@ -110,7 +109,7 @@ class LlamaForCausalLM:
         """A pass in front of the first layer."""
         return ForwardPass(inputs, self._plan(inputs), self._embedding[inputs.token_ids].float())
 
-    def advance(self, state: ForwardPass, cache: KVCacheMemory, last_layer: int) -> None:
+    def advance(self, state: ForwardPass, cache: LayerCache, last_layer: int) -> None:
         """Run the layers that are left before `last_layer`; the cache gains their KV of all T tokens."""
         kernels, eps, plan, residual = self._kernels, self.spec.rms_norm_eps, state.plan, state.residual
         for index in range(state.next_layer, last_layer):

@@ -25,7 +25,7 @@ from percentiles import percentiles  # noqa: E402
 from traces import TraceRequest, infinite_cache_ratio, long_answers, read_trace  # noqa: E402
 from virtual import VirtualTransfers, virtual_ssd  # noqa: E402
 
-from engine import scheduler as scheduler_module  # noqa: E402
+from engine import starts as starts_module  # noqa: E402
 from engine.api import Decision  # noqa: E402
 from engine.batch import SampledRow  # noqa: E402
 from engine.cache.cold import ColdTier  # noqa: E402
@@ -223,7 +223,7 @@ def replay(
             block_seconds=block_seconds,
             token_seconds=cost.prefill_token,
         )
-    scheduler_module.MAX_SQUEEZE_LOOKS = 16 if policy.squeeze else 0
+    starts_module.MAX_SQUEEZE_LOOKS = 16 if policy.squeeze else 0
     began = time.monotonic()
     fitting = [r for r in requests if config.num_blocks * size >= r.num_input + 2048]
     outcome = Replay(fitting, config, cost, policy, ssd).run()

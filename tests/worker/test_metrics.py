@@ -33,13 +33,23 @@ def test_tokens_count_by_the_tier_they_came_from_and_reads_by_their_time() -> No
     assert value("v4flash_l3_cache_gate_decisions_total", {"decision": "recompute"}) == 0
     cold = ColdStats(
         read_bytes_total=4096,
+        streamed_bytes_total=1024,
         read_seconds_total=0.5,
         read_latency_counts=(1, *(0,) * 11, 2),
         gate_decisions={"recompute": 3},
     )
     metrics.observe_engine(
-        EngineStats(prompt_tokens_total=100, cached_prompt_tokens_total=60, loaded_prompt_tokens_total=20, cold=cold)
+        EngineStats(
+            prompt_tokens_total=100,
+            cached_prompt_tokens_total=60,
+            loaded_prompt_tokens_total=20,
+            num_in_lane=1,
+            num_waiting_for_lane=2,
+            cold=cold,
+        )
     )
+    assert value("v4flash_l3_cache_streamed_bytes_total") == 1024
+    assert [value("v4flash_long_sequences", {"state": state}) for state in ("running", "waiting")] == [1, 2]
     tokens = {s: value("v4flash_kv_cache_prompt_tokens_total", {"source": s}) for s in ("l2", "l3", "computed")}
     assert tokens == {"l2": 40, "l3": 20, "computed": 40}
     assert value("v4flash_l3_cache_gate_decisions_total", {"decision": "recompute"}) == 3

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from engine.batch import Layers, SampledRow, ScheduledBatch
+from engine.batch import Layers, SampledRow, ScheduledBatch, ScheduledRow
 from engine.cache.block import root_hash
 from engine.cache.cost import TransferCost
 from engine.cache.disk import Disk, aligned_buffer
 from engine.cache.disk_tier import DiskTier
+from engine.cache.layer_stream import LayerStream, Part
 from engine.cache.record import HEADER_BYTES, RecordHeader, body_checksum, record_bytes
 from engine.cache.segments import SegmentStore
 from engine.cache.transfers import Transfers
@@ -130,6 +131,7 @@ def record() -> Callable[..., tuple[RecordHeader, memoryview]]:
 VOCABULARY = 97
 ROOT = root_hash(tenant="", model_digest="test", layout_id="test")
 SIZE, NUM_BLOCKS = 4, 24
+PARTS = (Part(0, SIZE),)
 
 
 def next_token(tokens: list[int]) -> int:
@@ -157,9 +159,13 @@ class TokenMemory:
         self.cells = bytearray(NUM_BLOCKS * SIZE)
         self.fail_next = False
         self.batch = ScheduledBatch()
+        self.cold = bytearray()
 
     def block_bytes(self, block_id: int) -> memoryview:
         return memoryview(self.cells)[block_id * SIZE : (block_id + 1) * SIZE]
+
+    def stream_from(self, stream: LayerStream) -> None:
+        self.stream = stream
 
     def segments(self, batch: ScheduledBatch) -> list[Layers]:
         return [(0, 1)]
@@ -169,10 +175,19 @@ class TokenMemory:
         self.num_computed += batch.num_tokens
         for row in batch.rows:
             for position, token in enumerate(row.token_ids, start=row.start):
-                self.cells[row.block_table[position // SIZE] * SIZE + position % SIZE] = token
+                self.cells[self.place(row, position)] = token
+            self.cold = bytearray(len(row.cold_hashes) * SIZE)
+            if row.cold_hashes:
+                assert len(batch.rows) == 1, "a streamed row shares its step"
+                places = [memoryview(self.cold)[i * SIZE : (i + 1) * SIZE] for i in range(len(row.cold_hashes))]
+                self.stream.wait(self.stream.fetch(row.cold_hashes, PARTS, 0, places.__getitem__))
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("made to fail")
+
+    @staticmethod
+    def place(row: ScheduledRow, position: int) -> int:
+        return row.block_table[position // SIZE - len(row.cold_hashes)] * SIZE + position % SIZE
 
     def sample(self) -> None:
         pass
@@ -181,8 +196,8 @@ class TokenMemory:
         sampled = []
         for row in self.batch.rows:
             if row.sample:
-                positions = range(row.start + len(row.token_ids))
-                read = [self.cells[row.block_table[p // SIZE] * SIZE + p % SIZE] for p in positions]
+                positions = range(len(self.cold), row.start + len(row.token_ids))
+                read = [*self.cold, *(self.cells[self.place(row, position)] for position in positions)]
                 sampled.append(SampledRow(row.request_id, next_token(read)))
         return sampled
 
@@ -195,10 +210,16 @@ class TokenCores:
     def __init__(self, directory: Path, disk: MemoryDisk) -> None:
         self.directory, self.disk = directory, disk
 
-    def open(self, *, second_touch: bool = True, block_seconds: float = 1e-4, **options: Any) -> EngineCore:
+    def open(
+        self, *, second_touch: bool = True, block_seconds: float = 1e-4, max_model_len: int = 96, **options: Any
+    ) -> EngineCore:
         """`core.runner` counts `num_computed` tokens and fails its next step after `fail_next`."""
         config = EngineConfig(
-            block_size=SIZE, num_blocks=NUM_BLOCKS, max_num_seqs=6, max_num_batched_tokens=20, max_model_len=96
+            block_size=SIZE,
+            num_blocks=NUM_BLOCKS,
+            max_num_seqs=6,
+            max_num_batched_tokens=20,
+            max_model_len=max_model_len,
         )
         memory, record = TokenMemory(), record_bytes(SIZE)
         stores = [SegmentStore(self.directory, 64 * record, 8 * record, self.disk)]
