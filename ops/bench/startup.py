@@ -31,7 +31,7 @@ sys.path = [entry for entry in sys.path if entry != HERE] + [str(ROOT), HERE]
 STAGES = ("imported", "loaded", "first token")
 KINDS = ("cold", "warm", "off")
 PROMPT = "Once upon a time there was a small engine that"
-LIMIT_SECONDS = 600
+LIMIT_SECONDS = 1800
 
 
 async def first_token(dtype: Any) -> dict[str, Any]:
