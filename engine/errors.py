@@ -86,8 +86,6 @@ class BlockCorruptError(EngineError):
 class ColdReadError(EngineError):
     """A part of the sequence could not be read back from the SSD."""
 
-    code = "cold_read_failed"
-
     def __init__(self, message: str | None = None, *, is_hung: bool = False) -> None:
         super().__init__(message)
         self.is_hung = is_hung

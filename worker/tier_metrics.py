@@ -39,9 +39,7 @@ class TierCollector(Collector):
         }
         yield _counters("l3_cache_moved_bytes", "Bytes moved from and to the SSD.", "direction", moved)
         streamed = {"": cold.streamed_bytes_total}
-        yield _counters(
-            "l3_cache_streamed_bytes", "Bytes read by steps of long sequences.", None, streamed
-        )
+        yield _counters("l3_cache_streamed_bytes", "Bytes read by steps of long sequences.", None, streamed)
         sequences = GaugeMetricFamily(
             "v4flash_long_sequences",
             "Sequences larger than the KV memory.",

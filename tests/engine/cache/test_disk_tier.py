@@ -179,3 +179,57 @@ def test_the_most_used_blocks_are_known_after_a_restart(tmp_path: Path, disk: An
     (tmp_path / "0" / "history.json").write_text("{")
     tier = open_tier(tmp_path, disk)
     assert tier.num_blocks == 5 and tier.hottest(10) == []
+
+
+def test_pinned_blocks_stay_where_others_go(tmp_path: Path, disk: Any, record: Record) -> None:
+    """Also where each of their segments has others as well: they are moved together, and are found all the while."""
+    tier = open_tier(tmp_path, disk)
+    pinned = [record(f"p{number}") for number in range(tier.max_pinned(64))]
+    others = [record(f"o{number}") for number in range(300)]
+    left = iter(others)
+    for made in pinned:
+        tier.pin(made[0].block_hash)
+        assert put(tier, made) and put(tier, next(left))
+    for made in left:
+        tier.touch([made[0].block_hash])
+        put(tier, made)
+        assert all(header.block_hash in tier for header, _ in pinned)
+        tier.check()
+    assert all(get(tier, header.block_hash) == header.block_hash * 2 for header, _ in pinned)
+    tier.unpin(header.block_hash for header, _ in pinned)
+    for number in range(100):
+        assert put(tier, record(f"later{number}"))
+    assert not any(header.block_hash in tier for header, _ in pinned)
+
+
+def test_a_pinned_block_can_be_read_while_it_is_moved(tmp_path: Path, disk: Any, record: Record) -> None:
+    """Between the end of its segment and its new place it comes from memory."""
+    tier = open_tier(tmp_path, disk)
+    made = [record(number) for number in range(40)]
+    for number, one in enumerate(made):
+        if number % 5 == 0:  # one in every segment
+            tier.pin(one[0].block_hash)
+        assert put(tier, one)
+    seen: list[bytes | None] = []
+
+    def look(data: memoryview) -> None:
+        if bytes(data[:HEADER_BYTES]) == bytes(made[0][1][:HEADER_BYTES]):  # it is appended again
+            seen.append(get(tier, made[0][0].block_hash))
+
+    disk.on_write = look
+    assert put(tier, record("more"))
+    assert seen == [made[0][0].block_hash * 2] and get(tier, made[0][0].block_hash) == seen[0]
+
+
+def test_a_tier_full_of_pinned_blocks_takes_no_more_and_goes_on_later(
+    tmp_path: Path, disk: Any, record: Record, clock: Clock
+) -> None:
+    """It is not the directory that failed, so it does not rest."""
+    tier = open_tier(tmp_path, disk, clock=clock)
+    pinned = [record(f"p{number}") for number in range(40)]
+    for made in pinned:
+        tier.pin(made[0].block_hash)
+        assert put(tier, made)
+    assert not put(tier, record("more"))
+    tier.unpin(header.block_hash for header, _ in pinned)
+    assert put(tier, record("more"))
