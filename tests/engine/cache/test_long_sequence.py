@@ -5,18 +5,22 @@ from pathlib import Path
 
 import pytest
 
+from engine.api import PriorityClass
 from engine.cache.block import root_hash
 from engine.cache.opening import open_transfers
 from engine.cache.spec import KVDtypeChoice
 from engine.checkpoint.bundled import bundled_model_path
 from engine.config import ColdConfig, EngineConfig
-from engine.core import EngineCore
+from engine.core import Door, EngineCore
 from engine.models import load_model
 from engine.models.layers import Model
 from engine.request import Request
 from engine.runner import TorchRunner
 from engine.sampling_params import SamplingParams
+from engine.scheduler import StepResult
 from engine.text.tokenizer import load_tokenizer
+from kernels.api import Kernels
+from kernels.cpu.kernels import TorchKernels
 
 ROOT = root_hash(tenant="", model_digest="m", layout_id="l")
 TEXT = "The tide comes in twice a day because the moon pulls at the water of the sea, and so the harbour fills. "
@@ -31,8 +35,8 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def prompt() -> tuple[int, ...]:
-    """30 blocks: nearly twice the small memory."""
-    return load_tokenizer(bundled_model_path()).encode_text(TEXT * 12)[:243]
+    """21 blocks and a piece, where the small memory has 16."""
+    return load_tokenizer(bundled_model_path()).encode_text(TEXT * 12)[:171]
 
 
 def open_core(model: Model, directory: Path | None, kv_cache_dtype: KVDtypeChoice = "auto") -> EngineCore:
@@ -52,13 +56,16 @@ def open_core(model: Model, directory: Path | None, kv_cache_dtype: KVDtypeChoic
     return core
 
 
-def run(core: EngineCore, *requests: Request) -> None:
-    for request in requests:
-        core.add(request)
-    until = time.monotonic() + 60
+def run(core: EngineCore, request: Request, *, door: Door | None = None, preempt: bool = False) -> None:
+    """To its end; with `preempt` it loses all that it has in memory after each token."""
+    core.add(request)
+    until = time.monotonic() + 300
     while core.has_work and time.monotonic() < until:
-        result = core.step()
+        result = core.step(door)
         assert not result.errors
+        if preempt and result.advanced:
+            core.preempt_if_running(request.request_id)
+            core.cache.pool.evict_all()
         if not result.advanced:
             time.sleep(0.0005)
     assert not core.has_work, core.scheduler
@@ -68,18 +75,89 @@ def request(name: str, prompt: tuple[int, ...], num_tokens: int = NUM_TOKENS) ->
     return Request(name, prompt, SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True), ROOT)
 
 
+@pytest.fixture(scope="module")
+def expected(model: Model, prompt: tuple[int, ...]) -> list[int]:
+    whole = request("whole", prompt)
+    run(open_core(model, None), whole)
+    return whole.output_token_ids
+
+
+class EveryLayerDoor:
+    """Hands in an urgent prompt of its own between any two layers of a token in the lane."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core, self.num_added, self.num_answered = core, 0, 0
+
+    def look(self) -> None:
+        long = self.core.scheduler.lane.request
+        if long is not None and long.is_decoding:
+            self.num_added += 1
+            urgent = request(f"u{self.num_added}", (self.num_added, 5, 7), 1)
+            urgent.priority = PriorityClass.URGENT
+            self.core.add(urgent)
+
+    def publish(self, result: StepResult) -> None:
+        self.num_answered += len(result.finished)
+
+
+def streamed_bytes(core: EngineCore) -> int:
+    cold = core.stats().cold
+    assert cold is not None
+    return cold.streamed_bytes_total
+
+
 @pytest.mark.model
-@pytest.mark.parametrize("kv_cache_dtype", ["fp32", "int8"])
 def test_a_sequence_larger_than_the_memory_gives_the_same_tokens(
-    model: Model, prompt: tuple[int, ...], kv_cache_dtype: KVDtypeChoice, tmp_path: Path
+    model: Model, prompt: tuple[int, ...], expected: list[int], tmp_path: Path
 ) -> None:
     """Its oldest blocks are read from the SSD in every step, the same bytes in the same form."""
-    whole = request("whole", prompt)
-    run(open_core(model, None, kv_cache_dtype), whole)
-    core = open_core(model, tmp_path, kv_cache_dtype)
+    core = open_core(model, tmp_path)
     streamed = request("streamed", prompt)
     run(core, streamed)
-    assert streamed.output_token_ids == whole.output_token_ids
-    cold = core.stats().cold
-    assert cold is not None and cold.streamed_bytes_total > 0
+    assert streamed.output_token_ids == expected and streamed_bytes(core) > 0
+    core.close()
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kernels", [None, TorchKernels()], ids=["native", "torch"])
+def test_int8_blocks_give_the_same_tokens_from_the_ssd_as_from_memory(
+    kernels: Kernels | None, prompt: tuple[int, ...], tmp_path: Path
+) -> None:
+    """With the compiled operations and with torch alone: no operation knows of it."""
+    model = load_model(bundled_model_path(), dtype="fp32", kernels=kernels)
+    whole, streamed = request("whole", prompt, 4), request("streamed", prompt, 4)
+    run(open_core(model, None, "int8"), whole)
+    core = open_core(model, tmp_path, "int8")
+    run(core, streamed)
+    assert streamed.output_token_ids == whole.output_token_ids and streamed_bytes(core) > 0
+    core.close()
+
+
+@pytest.mark.model
+def test_it_goes_on_after_a_preemption_and_a_restart_with_what_the_ssd_has(
+    model: Model, prompt: tuple[int, ...], expected: list[int], tmp_path: Path
+) -> None:
+    """Taken off the device after every token, and then asked again of a new process."""
+    core = open_core(model, tmp_path)
+    streamed = request("streamed", prompt)
+    run(core, streamed, preempt=True)
+    assert streamed.output_token_ids == expected and streamed.num_preemptions == NUM_TOKENS - 1
+    core.close()
+    core = open_core(model, tmp_path)
+    again = request("again", prompt)
+    run(core, again)
+    assert again.output_token_ids == expected and again.num_loaded_tokens > 100
+    core.close()
+
+
+@pytest.mark.model
+def test_urgent_prompts_run_inside_its_steps_at_every_layer(
+    model: Model, prompt: tuple[int, ...], expected: list[int], tmp_path: Path
+) -> None:
+    """It goes on as if nothing had been, and they are answered at once."""
+    core = open_core(model, tmp_path)
+    door, streamed = EveryLayerDoor(core), request("streamed", prompt, 2)
+    run(core, streamed, door=door)
+    assert streamed.output_token_ids == expected[:2] and streamed_bytes(core) > 0
+    assert door.num_answered >= 29
     core.close()
