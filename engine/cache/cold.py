@@ -84,7 +84,7 @@ class ColdTier:
     def start(self, owner: str, hashes: Sequence[BlockHash], *, may_start: bool) -> GateDecision | None:
         """Begin to load the leading `hashes` that are on the SSD, if that is cheaper than computing their tokens and
         there is room; None where none of them is. Only one that may start now loads beyond the prefetch share."""
-        count = self.transfers.tier.num_leading(hashes)
+        count = self.transfers.tier.index.num_leading(hashes)
         if not count:
             return None
         decision = self._decide(owner, hashes[:count], may_start=may_start)
@@ -98,7 +98,7 @@ class ColdTier:
         if self.is_warm or not self.transfers.tier.is_open:
             return
         self.is_warm = True
-        hashes = self.transfers.tier.hottest(int(PREFETCH_SHARE * len(self.pool.blocks)))
+        hashes = self.transfers.tier.index.hottest(int(PREFETCH_SHARE * len(self.pool.blocks)))
         if hashes:
             self.start(WARM_UP, hashes, may_start=False)
 
@@ -132,7 +132,7 @@ class ColdTier:
                     self.pool.commit(block)
                     block.loaded = True
             self.pool.release(transit.blocks)
-            self.transfers.tier.touch(hashes)
+            self.transfers.tier.index.touch(hashes)
             self.loaded_blocks += num_landed
             if owner != WARM_UP:
                 self._landed_for[owner] = num_landed

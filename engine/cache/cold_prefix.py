@@ -38,7 +38,7 @@ class ColdPrefix:
         assert not request.blocks and not request.num_cold_blocks, f"{request!r} has blocks already"
         assert self._owner is None, f"{self._owner} has the cold prefix"
         self._owner = request.request_id
-        count = self.transfers.tier.pin_leading(hashes)
+        count = self.transfers.tier.index.pin_leading(hashes)
         self._pinned.update(hashes[:count])
         request.num_cold_blocks = count
         return count
@@ -49,7 +49,7 @@ class ColdPrefix:
         for depth in range(request.num_cold_blocks, num_full):
             block_hash = request.block_hashes[depth]
             self._pinned.add(block_hash)
-            tier.pin(block_hash)
+            tier.index.pin(block_hash)
             if block_hash in tier:
                 continue
             if not self.transfers.has_write_slot:
@@ -74,8 +74,8 @@ class ColdPrefix:
 
     def release(self, request: Request) -> None:
         """The sequence leaves: what it has on the SSD is as any other block there."""
-        self.transfers.tier.touch(request.block_hashes[: request.num_cold_blocks])
-        self.transfers.tier.unpin(self._pinned)
+        self.transfers.tier.index.touch(request.block_hashes[: request.num_cold_blocks])
+        self.transfers.tier.index.unpin(self._pinned)
         self.transfers.layers.forget(self._pinned)
         self._pinned.clear()
         self._writes.clear()

@@ -95,7 +95,7 @@ class KVCacheManager:
         if self.cold is not None:
             num_found = request.num_computed_tokens // self.block_size
             self.cold.settle(request.request_id)
-            self.cold.transfers.tier.touch(self.prompt_hashes(request)[:num_found])
+            self.cold.transfers.tier.index.touch(self.prompt_hashes(request)[:num_found])
             for depth, block in enumerate(request.blocks[:num_found]):
                 self.cold.consider(block, depth)
         return num_loaded

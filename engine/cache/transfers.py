@@ -201,7 +201,7 @@ class Transfers:
         """Read one block for its time alone, if none was read lately: a disk that was slow may be fast again."""
         if self.readers.reading() or self._clock() - self._last_read < PROBE_SECONDS:
             return
-        block_hash = self.tier.newest()
+        block_hash = self.tier.index.newest()
         if block_hash is not None:
             self._last_read = self._clock()
             self.readers.put(_LoadRead(self, block_hash, None, 0))

@@ -70,7 +70,7 @@ def test_a_full_tier_gives_up_what_was_used_longest_ago_and_writes_little_twice(
         asked = rng.choice(hot)
         if get(tier, asked[0].block_hash) is not None:
             found += 1
-            tier.touch([asked[0].block_hash])
+            tier.index.touch([asked[0].block_hash])
         else:
             put(tier, asked)
         tier.check()
@@ -85,8 +85,8 @@ def test_a_prefix_outlives_what_follows_it(tmp_path: Path, disk: Any, record: Re
     chain = [record(i) for i in range(3)]
     for made in chain:
         put(tier, made)
-    tier.touch([header.block_hash for header, _ in chain])
-    assert tier.newest() == chain[0][0].block_hash
+    tier.index.touch([header.block_hash for header, _ in chain])
+    assert tier.index.newest() == chain[0][0].block_hash
 
 
 def damage(disk: Any, at: int) -> None:
@@ -169,16 +169,16 @@ def test_the_most_used_blocks_are_known_after_a_restart(tmp_path: Path, disk: An
     tier = open_tier(tmp_path, disk)
     for number in range(5):
         put(tier, record(number, number))
-    tier.touch([record(number)[0].block_hash for number in range(3)])
-    tier.touch([record(number)[0].block_hash for number in range(2)])
+    tier.index.touch([record(number)[0].block_hash for number in range(3)])
+    tier.index.touch([record(number)[0].block_hash for number in range(2)])
     tier.close()
     tier = open_tier(tmp_path, disk)
-    assert tier.hottest(10) == [record(number)[0].block_hash for number in range(3)]
-    assert tier.hottest(2) == [record(number)[0].block_hash for number in range(2)]
+    assert tier.index.hottest(10) == [record(number)[0].block_hash for number in range(3)]
+    assert tier.index.hottest(2) == [record(number)[0].block_hash for number in range(2)]
     tier.close()
     (tmp_path / "0" / "history.json").write_text("{")
     tier = open_tier(tmp_path, disk)
-    assert tier.num_blocks == 5 and tier.hottest(10) == []
+    assert tier.num_blocks == 5 and tier.index.hottest(10) == []
 
 
 def test_pinned_blocks_stay_where_others_go(tmp_path: Path, disk: Any, record: Record) -> None:
@@ -188,15 +188,15 @@ def test_pinned_blocks_stay_where_others_go(tmp_path: Path, disk: Any, record: R
     others = [record(f"o{number}") for number in range(300)]
     left = iter(others)
     for made in pinned:
-        tier.pin(made[0].block_hash)
+        tier.index.pin(made[0].block_hash)
         assert put(tier, made) and put(tier, next(left))
     for made in left:
-        tier.touch([made[0].block_hash])
+        tier.index.touch([made[0].block_hash])
         put(tier, made)
         assert all(header.block_hash in tier for header, _ in pinned)
         tier.check()
     assert all(get(tier, header.block_hash) == header.block_hash * 2 for header, _ in pinned)
-    tier.unpin(header.block_hash for header, _ in pinned)
+    tier.index.unpin(header.block_hash for header, _ in pinned)
     for number in range(100):
         assert put(tier, record(f"later{number}"))
     assert not any(header.block_hash in tier for header, _ in pinned)
@@ -208,7 +208,7 @@ def test_a_pinned_block_can_be_read_while_it_is_moved(tmp_path: Path, disk: Any,
     made = [record(number) for number in range(40)]
     for number, one in enumerate(made):
         if number % 5 == 0:  # one in every segment
-            tier.pin(one[0].block_hash)
+            tier.index.pin(one[0].block_hash)
         assert put(tier, one)
     seen: list[bytes | None] = []
 
@@ -228,8 +228,8 @@ def test_a_tier_full_of_pinned_blocks_takes_no_more_and_goes_on_later(
     tier = open_tier(tmp_path, disk, clock=clock)
     pinned = [record(f"p{number}") for number in range(40)]
     for made in pinned:
-        tier.pin(made[0].block_hash)
+        tier.index.pin(made[0].block_hash)
         assert put(tier, made)
     assert not put(tier, record("more"))
-    tier.unpin(header.block_hash for header, _ in pinned)
+    tier.index.unpin(header.block_hash for header, _ in pinned)
     assert put(tier, record("more"))

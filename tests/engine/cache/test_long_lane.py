@@ -57,7 +57,7 @@ def test_its_answer_is_right_and_it_leaves_nothing_behind(core: Any, cores: Any,
     assert not run(core, request)
     assert request.output_token_ids == cores.expected(request)
     assert core.cache.pool.num_used == 0 and core.stats().cold.streamed_bytes_total > 0
-    assert not core.cache.cold.transfers.tier._pinned
+    assert not core.cache.cold.transfers.tier.index.pinned
 
 
 def test_the_same_document_again_is_read_from_the_ssd_instead_of_computed(core: Any, cores: Any, long: Any) -> None:
@@ -143,7 +143,7 @@ def test_an_abort_in_the_middle_frees_everything(core: Any, long: Any) -> None:
     core.abort("a")
     core.scheduler.check()
     assert not core.has_work and core.cache.pool.num_used == 0 and core.scheduler.lane.request is None
-    assert not core.cache.cold.transfers.tier._pinned
+    assert not core.cache.cold.transfers.tier.index.pinned
 
 
 def test_a_damaged_block_is_computed_again(core: Any, cores: Any, long: Any) -> None:
