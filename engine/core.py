@@ -3,65 +3,40 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
-from engine.api import Decision, EngineStats, FinishReason
-from engine.batch import Layers, SampledRow, ScheduledBatch, ScheduledRow
+from engine.api import EngineStats, FinishReason
+from engine.batch import SampledRow, ScheduledBatch
 from engine.cache.cold import ColdTier
 from engine.cache.cold_prefix import ColdPrefix
-from engine.cache.layer_stream import LayerStream
 from engine.cache.manager import KVCacheManager
 from engine.cache.transfers import Transfers
 from engine.config import EngineConfig
 from engine.errors import (
-    CacheCapacityError,
-    ContextLengthExceededError,
     EngineError,
     InvalidRequestError,
     is_out_of_memory,
 )
 from engine.flight import MAX_NAMED, Event, FlightRecorder
+from engine.limits import check_request
+from engine.model_runner import ModelRunner, StreamingRunner
+from engine.prefill_probe import measure_prefill
 from engine.request import Request
-from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, StepResult
+from engine.snapshot import snapshot
 from engine.step_time import StepLoad
 from engine.thermal import ThermalGovernor
+from engine.totals import Totals
 
 _log = logging.getLogger(__name__)
 
 MAX_REST_SECONDS = 60.0
 LANE_REST_SECONDS = 1.0
 """How long at most a sequence in the lane waits for the SSD unasked; who waits beside it grows older meanwhile."""
-PROBE_TOKENS = 64
 MIN_SAMPLE_TOKENS = 16
 """A step with fewer prefill tokens says little of what a token costs."""
-
-
-class ModelRunner(Protocol):
-    """Runs a batch in segments, then samples; the batch is plain picklable data. Between two segments of one batch
-    another one may run, from its first segment to `collect`."""
-
-    def segments(self, batch: ScheduledBatch) -> Sequence[Layers]:
-        """The pieces in which this device runs the batch, in order; a single one where it must not be split."""
-
-    def launch(self, batch: ScheduledBatch, layers: Layers) -> None:
-        """Start one segment of the forward pass of all rows. A batch that raised is not asked for again."""
-
-    def sample(self) -> None:
-        """Choose a token for every row that asks for one."""
-
-    def collect(self) -> list[SampledRow]:
-        """Wait for and return the chosen tokens, in row order."""
-
-
-@runtime_checkable
-class StreamingRunner(ModelRunner, Protocol):
-    """One that also runs rows whose oldest blocks are not in the KV memory."""
-
-    def stream_from(self, stream: LayerStream) -> None:
-        """Such blocks come from there."""
 
 
 class Door(Protocol):
@@ -104,10 +79,8 @@ class EngineCore:
         self._requests: dict[str, Request] = {}
         self._in_flight: frozenset[str] = frozenset()
         self._zombies: list[str] = []
-        self._num_interrupts = 0
+        self._totals = Totals()
         self._did_nothing = False
-        self._num_steps = self._num_generated = self._num_prompt = self._num_cached = self._num_loaded = 0
-        self._busy = self._prefill = self._decode = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -128,21 +101,8 @@ class EngineCore:
         return None if deadline is None else min(max(0.0, deadline - self._clock()), MAX_REST_SECONDS)
 
     def check_request(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Raise for what can never run: no prompt, longer than the context, larger than the cache."""
-        if num_prompt_tokens < 1:
-            raise InvalidRequestError("the prompt has no tokens", param="prompt")
-        if num_prompt_tokens >= self.config.max_model_len:
-            raise ContextLengthExceededError(
-                f"the prompt has {num_prompt_tokens} tokens, the model takes at most {self.config.max_model_len - 1}",
-                param="prompt",
-            )
-        total = min(num_prompt_tokens + max_tokens, self.config.max_model_len)
-        num_blocks, max_blocks = self.cache.blocks_for(total), self.scheduler.lane.max_blocks
-        if num_blocks > max_blocks:
-            where = "the cache has" if max_blocks == self.config.num_blocks else "cache and SSD together have"
-            raise CacheCapacityError(
-                f"prompt and answer need {num_blocks} KV blocks, {where} {max_blocks}", param="max_tokens"
-            )
+        """Raise for what can never run: no prompt, longer than the context, larger than the cache and its SSD."""
+        check_request(self.config, self.scheduler.lane.max_blocks, num_prompt_tokens, max_tokens)
 
     def add(self, request: Request) -> None:
         """Queue a request; raises InvalidRequestError for what can never run or an id in use."""
@@ -229,7 +189,9 @@ class EngineCore:
             result = self.scheduler.discard(batch, message, out_of_memory=is_out_of_memory(error), is_final=is_final)
         else:
             result = self.scheduler.update(batch, sampled)
-            self._count(batch, result, self._clock() - began - seconds_inside)
+            seconds = self._clock() - began - seconds_inside
+            self._totals.count(batch, result, seconds)
+            self._learn(batch, seconds)
         event |= {"seconds": self._clock() - began, "ended": len(result.finished), "failed": len(result.errors)}
         self._copy_planned()
         for request in result.finished:
@@ -256,7 +218,7 @@ class EngineCore:
         batch = self.scheduler.interrupt(parked, began)
         self._copy_planned()
         if batch.rows:
-            self._num_interrupts += 1
+            self._totals.interrupts += 1
             door.publish(self._run(batch, None))
         self.scheduler.resume()
         return self._clock() - began
@@ -272,17 +234,7 @@ class EngineCore:
         cold = self.cache.cold
         if cold is None:
             return
-        limit = min(self.config.prefill_chunk_size, self.config.max_model_len, self.config.max_num_batched_tokens)
-        num_tokens = min(PROBE_TOKENS, limit, self.config.num_blocks * self.config.block_size)
-        table = list(range(self.cache.blocks_for(num_tokens)))
-        tokens = [0] * num_tokens
-        row = ScheduledRow("probe", 0, tokens, table, 0, False, SamplingParams(max_tokens=1), 0, tuple(tokens), [])
-        for _ in range(2):  # the first one also makes what a model makes once
-            batch, began = ScheduledBatch([row]), self._clock()
-            for layers in self.runner.segments(batch):
-                self.runner.launch(batch, layers)
-            seconds = self._clock() - began
-        cold.cost.observe_prefill(num_tokens, seconds)
+        cold.cost.observe_prefill(*measure_prefill(self.runner, self.config, self._clock))
         self.cache.warm_up()
 
     def close(self) -> None:
@@ -290,51 +242,14 @@ class EngineCore:
         if self.cache.cold is not None:
             self.cache.cold.close()
 
-    def _count(self, batch: ScheduledBatch, result: StepResult, seconds: float) -> None:
-        if not batch.is_streamed:  # what a disk takes says nothing of other steps
-            self.scheduler.step_times.observe(StepLoad.of(batch), seconds)
-        self._num_steps += 1
-        self._busy += seconds
-        prefill = batch.num_prefill_tokens / batch.num_tokens
-        self._prefill += prefill * seconds
-        is_sample = batch.num_prefill_tokens >= MIN_SAMPLE_TOKENS and not batch.is_streamed
-        if self.cache.cold is not None and is_sample:
-            self.cache.cold.cost.observe_prefill(batch.num_prefill_tokens, prefill * seconds)
-        self._decode += (1 - prefill) * seconds
-        self._num_generated += len(result.advanced)
-        for request, _ in result.advanced:
-            if len(request.output_token_ids) == 1:
-                self._num_prompt += request.num_prompt_tokens
-                self._num_cached += request.num_cached_tokens
-                self._num_loaded += request.num_loaded_tokens
+    def _learn(self, batch: ScheduledBatch, seconds: float) -> None:
+        """What a step took tells what others will, unless a disk had its part in it."""
+        if batch.is_streamed:
+            return
+        self.scheduler.step_times.observe(StepLoad.of(batch), seconds)
+        if self.cache.cold is not None and batch.num_prefill_tokens >= MIN_SAMPLE_TOKENS:
+            share = batch.num_prefill_tokens / batch.num_tokens
+            self.cache.cold.cost.observe_prefill(batch.num_prefill_tokens, share * seconds)
 
     def stats(self) -> EngineStats:
-        pool, scheduler = self.cache.pool, self.scheduler
-        return EngineStats(
-            kv_utilisation=self.cache.utilisation,
-            num_running=len(scheduler.on_device),
-            num_waiting=len(scheduler.waiting) + len(scheduler.lane.waiting),
-            num_in_lane=int(scheduler.lane.request is not None),
-            num_waiting_for_lane=len(scheduler.lane.waiting),
-            num_blocks=len(pool.blocks),
-            num_free_blocks=pool.num_free,
-            num_cached_blocks=pool.num_cached,
-            waiting_tokens=sum(r.num_tokens for r in (*scheduler.waiting, *scheduler.lane.waiting)),
-            prompt_tokens_total=self._num_prompt,
-            generated_tokens_total=self._num_generated,
-            cached_prompt_tokens_total=self._num_cached,
-            loaded_prompt_tokens_total=self._num_loaded,
-            preemptions_total=scheduler.num_preemptions,
-            evictions_total=pool.num_evictions,
-            steps_total=self._num_steps,
-            celsius=None if scheduler.governor is None else scheduler.governor.celsius,
-            interrupts_total=self._num_interrupts,
-            decisions={decision: scheduler.decisions[decision] for decision in Decision},
-            step_error_seconds_total=scheduler.step_times.error_seconds_total,
-            length_predictions_total=scheduler.lengths.num_predictions,
-            length_error_tokens_total=scheduler.lengths.error_tokens_total,
-            busy_seconds_total=self._busy,
-            prefill_seconds_total=self._prefill,
-            decode_seconds_total=self._decode,
-            cold=None if self.cache.cold is None else self.cache.cold.stats(),
-        )
+        return snapshot(self._totals, self.cache, self.scheduler)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from engine.api import ColdStats
 from engine.cache.block import Block, BlockHash, BlockState
 from engine.cache.cost import GateDecision, TransferCost
+from engine.cache.load import Load
 from engine.cache.pool import BlockPool
-from engine.cache.transfers import Load, Transfers
+from engine.cache.transfers import Transfers
 
 PREFETCH_SHARE = 0.25
 """Of all blocks, what loads may hold for requests that cannot start yet."""

@@ -13,6 +13,7 @@ from engine.cache.compression import Compression
 from engine.cache.cost import TransferCost
 from engine.cache.disk_tier import DiskTier
 from engine.cache.layer_stream import LayerStream
+from engine.cache.load import Load, LoadRead
 from engine.cache.readers import HUNG_SECONDS, Readers
 from engine.cache.record import record_bytes
 from engine.cache.writes import WriteQueue
@@ -34,24 +35,6 @@ class BlockMemory(Protocol):
         """The bytes of one block, writable, without a copy."""
 
 
-@dataclass(slots=True, eq=False)
-class Load:
-    """Blocks on their way from the SSD into the KV memory. `landed` says which of them came whole."""
-
-    hashes: Sequence[BlockHash]
-    block_ids: Sequence[int]
-    deadline: float
-    landed: list[bool] = field(default_factory=list)
-    num_open: int = 0
-    abandoned: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def num_landed(self) -> int:
-        """Leading blocks that came: what follows a gap is of no use."""
-        return self.landed.index(False) if False in self.landed else len(self.landed)
-
-
 @dataclass(slots=True)
 class TransferCounters:
     """Totals since the start; `latency_counts` are reads by `READ_LATENCY_BOUNDS`, the last one all the rest."""
@@ -60,33 +43,6 @@ class TransferCounters:
     late_loads: int = 0
     read_seconds: float = 0.0
     latency_counts: list[int] = field(default_factory=lambda: [0] * (len(READ_LATENCY_BOUNDS) + 1))
-
-
-@dataclass(slots=True, eq=False)
-class _LoadRead:
-    """One block of a load, or without a load a read for its time alone."""
-
-    transfers: "Transfers"
-    block_hash: BlockHash
-    load: Load | None
-    index: int
-    has_come: bool = False
-
-    @property
-    def is_unwanted(self) -> bool:
-        return self.load is not None and self.load.abandoned
-
-    def run(self, buffer: memoryview, since: float) -> None:
-        self.has_come = self.transfers.take(self, buffer, since)
-
-    def ended(self) -> None:
-        load = self.load
-        if load is not None:
-            with load.lock:
-                load.landed[self.index] = self.has_come
-                load.num_open -= 1
-            if not load.num_open:
-                self.transfers.on_landed()
 
 
 class Transfers:
@@ -172,7 +128,7 @@ class Transfers:
         self._loads.append(load)
         self.counters.loads += 1
         for index, block_hash in enumerate(hashes):
-            self.readers.put(_LoadRead(self, block_hash, load, index))
+            self.readers.put(LoadRead(self, block_hash, load, index))
         return load
 
     def poll(self) -> list[Load]:
@@ -204,7 +160,7 @@ class Transfers:
         block_hash = self.tier.index.newest()
         if block_hash is not None:
             self._last_read = self._clock()
-            self.readers.put(_LoadRead(self, block_hash, None, 0))
+            self.readers.put(LoadRead(self, block_hash, None, 0))
 
     def close(self) -> None:
         """Write what waits and end the threads; one that hangs in the disk is left behind."""
@@ -228,10 +184,10 @@ class Transfers:
         if now is not None:
             with self._lock:
                 for read, since in self.readers.reading():
-                    if isinstance(read, _LoadRead) and read.load is load:
+                    if isinstance(read, LoadRead) and read.load is load:
                         self.cost.observe_read(now - since)
 
-    def take(self, read: "_LoadRead", buffer: memoryview, since: float) -> bool:
+    def take(self, read: LoadRead, buffer: memoryview, since: float) -> bool:
         """In a reader's thread: whether the block has come whole into the place where its load wants it."""
         got = self.tier.read(read.block_hash, buffer)
         if got is None:

@@ -8,9 +8,10 @@ from typing import cast
 from engine.cache.block import BlockHash
 from engine.cache.cost import TransferCost
 from engine.cache.disk_tier import DiskTier
+from engine.cache.load import Load
 from engine.cache.record import RecordHeader
 from engine.cache.segments import Place, SegmentStore
-from engine.cache.transfers import Load, TransferCounters
+from engine.cache.transfers import TransferCounters
 from engine.errors import CacheStoreFullError
 
 ONE_BLOCK = memoryview(b"\0")  # a record counts one, so the capacity is in blocks

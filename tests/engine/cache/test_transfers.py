@@ -10,10 +10,11 @@ import pytest
 from engine.cache.compression import NUM_SAMPLES, Compression
 from engine.cache.cost import TransferCost
 from engine.cache.disk_tier import DiskTier
+from engine.cache.load import Load
 from engine.cache.readers import HUNG_SECONDS
 from engine.cache.record import record_bytes
 from engine.cache.segments import SegmentStore
-from engine.cache.transfers import PROBE_SECONDS, Load, Transfers
+from engine.cache.transfers import PROBE_SECONDS, Transfers
 
 SIZE = 4096
 WAIT = 10.0
