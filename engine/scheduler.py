@@ -152,10 +152,11 @@ class Scheduler:
                 self.preempt(victim, Decision.PREEMPTED_AFTER_FAILURE)
         if suspect is None and self._urgent_goes_first(now) and (urgent := self._urgent_rows(now)):
             return self._batch(urgent)
-        if suspect is None and is_lane_due and (long := self._lane_rows(now)):
+        max_tokens = self._max_step_tokens(now)
+        if suspect is None and is_lane_due and (long := self._lane_rows(max_tokens, now)):
             return self._batch(long)
         budget = StepBudget(
-            self._max_step_tokens(now),
+            max_tokens,
             [request for request in self.running if request.is_decoding],
             step_times=self.step_times,
             target_seconds=self.config.inter_token_target_seconds,
@@ -170,15 +171,15 @@ class Scheduler:
         elif not rows:
             self._starts.start(suspect, budget, rows)
         self.decisions[Decision.PREFILL_BOUNDED] += budget.num_bounded
-        return self._batch(rows or self._lane_rows(now))
+        return self._batch(rows or self._lane_rows(max_tokens, now))
 
-    def _lane_rows(self, now: float) -> list[ScheduledRow]:
+    def _lane_rows(self, max_tokens: int, now: float) -> list[ScheduledRow]:
         """The step of the sequence that is larger than the memory, if it is in the lane and can go on."""
         request = self.lane.request
         if request is None:
             return []
         try:
-            row = self.lane.step(min(self.config.max_chunk(request.prefill_chunk), self._max_step_tokens(now)), now)
+            row = self.lane.step(min(self.config.max_chunk(request.prefill_chunk), max_tokens), now)
         except CacheStoreFullError as error:
             self.finish(request, FinishReason.ERROR)
             self.ended.finished.append(request)

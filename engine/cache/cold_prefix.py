@@ -48,8 +48,9 @@ class ColdPrefix:
         tier, num_full = self.transfers.tier, request.num_computed_tokens // self.block_size
         for depth in range(request.num_cold_blocks, num_full):
             block_hash = request.block_hashes[depth]
-            self._pinned.add(block_hash)
-            tier.index.pin(block_hash)
+            if block_hash not in self._pinned:
+                self._pinned.add(block_hash)
+                tier.index.pin(block_hash)
             if block_hash in tier:
                 continue
             if not self.transfers.has_write_slot:

@@ -19,9 +19,9 @@ class Tokens(ByteTokenizer):
     eos_token_ids: frozenset[int] = frozenset()
 
 
-async def usage_of(engine: Engine, name: str) -> Usage:
+async def usage_of(engine: Engine, name: str, prompt: tuple[int, ...] = PROMPT) -> Usage:
     params = SamplingParams(max_tokens=4, temperature=0)
-    deltas = [delta async for delta in engine.generate(GenerateRequest(name, PROMPT, params))]
+    deltas = [delta async for delta in engine.generate(GenerateRequest(name, prompt, params))]
     assert deltas[-1].usage is not None
     return deltas[-1].usage
 
@@ -60,6 +60,40 @@ async def test_the_thread_rests_while_a_load_is_under_way_and_wakes_when_it_land
     assert (usage.cached_tokens, usage.loaded_tokens) == (40, 40)
     await engine.close()
     assert not cores.disk.locked
+
+
+async def test_the_thread_rests_while_a_long_sequence_waits_for_the_disk_and_wakes_when_it_has_written(
+    cores: Any,
+) -> None:
+    """A sequence that is larger than the memory goes on when its oldest blocks are on the SSD, and not before."""
+    core = cores.open(max_model_len=1_000)
+    engine = await started(core)
+    opened, began = threading.Event(), threading.Event()
+
+    def wait(data: memoryview) -> None:
+        began.set()
+        assert opened.wait(WAIT)
+
+    cores.disk.on_write = wait
+    num_steps = [0]
+    step = core.step
+
+    def counted(*args: Any) -> Any:
+        num_steps[0] += 1
+        return step(*args)
+
+    core.step = counted
+    asking = asyncio.create_task(usage_of(engine, "long", tuple(index % 97 for index in range(160))))
+    assert await asyncio.to_thread(began.wait, WAIT)
+    await asyncio.to_thread(until, lambda: core._did_nothing)
+    before = num_steps[0]
+    for _ in range(20):  # a thread that spins would step hundreds of times meanwhile
+        await asyncio.to_thread(lambda: None)
+    assert num_steps[0] - before <= 2 and not asking.done()
+    opened.set()
+    assert (await asyncio.wait_for(asking, WAIT)).completion_tokens == 4
+    assert core.stats().cold.streamed_bytes_total > 0
+    await engine.close()
 
 
 def until(condition: Any) -> None:
