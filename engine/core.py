@@ -24,8 +24,9 @@ from engine.limits import check_request
 from engine.model_runner import ModelRunner, StreamingRunner
 from engine.prefill_probe import measure_prefill
 from engine.request import Request
-from engine.scheduler import Scheduler, StepResult
+from engine.scheduler import Scheduler
 from engine.snapshot import snapshot
+from engine.step_result import StepResult
 from engine.step_time import StepLoad
 from engine.thermal import ThermalGovernor
 from engine.totals import Totals
@@ -147,8 +148,7 @@ class EngineCore:
         self._in_flight = frozenset(row.request_id for row in batch.rows)
         result = self._run(batch, door if self.config.enable_interrupts else None)
         self._in_flight = frozenset()
-        result.finished += ended.finished
-        result.errors |= ended.errors
+        result.add(ended)
         while self._zombies:
             self.abort(self._zombies.pop())
         return result

@@ -27,7 +27,7 @@ from engine.core import EngineCore
 from engine.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.flight import FlightRecorder
 from engine.request import Request
-from engine.scheduler import StepResult
+from engine.step_result import StepResult
 from engine.streams import Progress, Stream, StreamChoice
 from engine.text.tokenizer import Tokenizer
 

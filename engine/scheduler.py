@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from engine.admission import Admission
-from engine.api import Decision, FinishReason, PriorityClass
+from engine.api import Decision, FinishReason
 from engine.batch import SampledRow, ScheduledBatch, ScheduledRow
 from engine.cache.manager import KVCacheManager
 from engine.config import EngineConfig
@@ -20,20 +19,13 @@ from engine.request import Request, RequestStatus
 from engine.seats import Seats
 from engine.starts import Starts
 from engine.step_budget import StepBudget
+from engine.step_result import StepResult
 from engine.step_time import StepTimeModel
 from engine.thermal import Heat, ThermalGovernor
+from engine.urgent import UrgentPrompts
 from engine.waiting_queue import WaitingQueue
 
 MAX_FAILED_STEPS = 2
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What an update changed: requests that got a token, requests that ended, and errors by request id."""
-
-    advanced: list[tuple[Request, SampledRow]] = field(default_factory=list)
-    finished: list[Request] = field(default_factory=list)
-    errors: dict[str, str] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -69,10 +61,8 @@ class Scheduler:
         self._preemption = Preemption(config, self.policy, self._admission)
         self._starts = Starts(config, cache, self.waiting, self._admission, self._seats, self.decisions)
         self.ended = StepResult()
-        self._parked: frozenset[str] = frozenset()
-        self._inside: list[Request] = []
+        self._urgent = UrgentPrompts(config, cache, self._starts, self.decisions)
         self._num_batches = 0
-        self._was_urgent_alone = False
 
     def __repr__(self) -> str:
         counts = f"running={len(self.running)}, waiting={len(self.waiting)}, loading={len(self.loads)}"
@@ -136,7 +126,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> ScheduledBatch:
         """Plan a step. `now` is monotonic seconds; an empty batch means that there is nothing to do."""
-        self._inside.clear()
+        self._urgent.begin_step()
         rows: list[ScheduledRow] = []
         self.loads.take_landed()
         if self.lane.gives_way(self.waiting, now) and self.lane.request is not None:
@@ -150,7 +140,7 @@ class Scheduler:
         if suspect is not None and suspect.status is RequestStatus.WAITING:
             for victim in self._preemption.for_suspect(suspect, self.running, now):
                 self.preempt(victim, Decision.PREEMPTED_AFTER_FAILURE)
-        if suspect is None and self._urgent_goes_first(now) and (urgent := self._urgent_rows(now)):
+        if suspect is None and self._urgent.go_first(now) and (urgent := self._urgent.rows(now)):
             return self._batch(urgent)
         max_tokens = self._max_step_tokens(now)
         if suspect is None and is_lane_due and (long := self._lane_rows(max_tokens, now)):
@@ -182,57 +172,28 @@ class Scheduler:
             row = self.lane.step(min(self.config.max_chunk(request.prefill_chunk), max_tokens), now)
         except CacheStoreFullError as error:
             self.finish(request, FinishReason.ERROR)
-            self.ended.finished.append(request)
-            self.ended.errors[request.request_id] = str(error)
+            self.ended.fail(request, str(error))
             return []
         return [] if row is None else [row]
 
     @property
     def wants_to_interrupt(self) -> bool:
-        """Whether an urgent request that waits, or has begun inside this step, has no first token yet. Cheap, since it
-        is asked between any two segments."""
-        return self.waiting.num_urgent > 0 or any(
-            r.status is RequestStatus.RUNNING and not r.is_decoding and not r.num_failed_steps for r in self._inside
-        )
+        return self._urgent.are_waiting
 
     def interrupt(self, parked: ScheduledBatch, now: float) -> ScheduledBatch:
         """Plan a step inside another one, which stays parked until `resume`: urgent prefill only, first token included.
 
         The rows of the parked step keep all that they have. An empty batch means that no urgent request finds room.
         """
-        self._parked = frozenset(row.request_id for row in parked.rows)
+        self._urgent.parked = frozenset(row.request_id for row in parked.rows)
         self.cache.park_step()
         self._make_room_for_urgent(now)
-        return self._batch(self._urgent_rows(now))
-
-    def _urgent_goes_first(self, now: float) -> bool:
-        """Whether urgent prompts that came between two steps have one for themselves, as those have that come in one,
-        instead of sharing it with other prefill; never two steps running, so the others get on."""
-        waits = self.config.enable_interrupts and self.waiting.num_urgent > 0
-        others = any(r.priority is not PriorityClass.URGENT and not r.is_decoding for r in self.running)
-        others = others or len(self.waiting) > self.waiting.num_urgent
-        starving = waits and any(self.policy.is_starving(request, now) for request in self.waiting)
-        self._was_urgent_alone = waits and others and not starving and not self._was_urgent_alone
-        return self._was_urgent_alone
-
-    def _urgent_rows(self, now: float) -> list[ScheduledRow]:
-        """The prefill of urgent requests that have no first token yet, where it finds room without a victim."""
-        rows: list[ScheduledRow] = []
-        budget = StepBudget(self.config.max_num_batched_tokens)
-        for request in self.policy.order(self.running, now):
-            begun = _may_interrupt(request) and not request.is_decoding and request.request_id not in self._parked
-            if begun and self._finds_blocks(request, budget):
-                self._schedule_running(request, budget, rows, now)
-        for request in self.waiting.urgent(now):
-            if _may_interrupt(request) and self._starts.start(request, budget, rows):
-                self.decisions[Decision.INTERRUPTED] += 1
-                self._inside.append(request)
-        return rows
+        return self._batch(self._urgent.rows(now))
 
     def resume(self) -> None:
         """The step that ran inside has ended, or was empty; the parked one goes on."""
         self.cache.resume_step()
-        self._parked = frozenset()
+        self._urgent.parked = frozenset()
 
     def update(self, batch: ScheduledBatch, sampled: Iterable[SampledRow]) -> StepResult:
         """The step succeeded: commit its blocks, append its tokens, end what is complete."""
@@ -249,9 +210,8 @@ class Scheduler:
         for token in sampled:
             request = by_id[token.request_id]
             if token.token_id is None:
-                result.errors[request.request_id] = token.error or "the token could not be chosen"
                 self.finish(request, FinishReason.ERROR)
-                result.finished.append(request)
+                result.fail(request, token.error or "the token could not be chosen")
                 continue
             request.output_token_ids.append(token.token_id)
             result.advanced.append((request, token))
@@ -278,9 +238,8 @@ class Scheduler:
             request = by_id[row.request_id]
             request.num_failed_steps += not halved
             if is_final or (len(batch.rows) == 1 and request.num_failed_steps >= MAX_FAILED_STEPS):
-                result.errors[request.request_id] = message
                 self.finish(request, FinishReason.ERROR)
-                result.finished.append(request)
+                result.fail(request, message)
             else:
                 self.preempt(request, Decision.PREEMPTED_AFTER_FAILURE)
         return result
@@ -303,7 +262,7 @@ class Scheduler:
         ):
             if self.loads.cancel_latest():
                 continue
-            scheduled = self._parked.union(row.request_id for row in rows)
+            scheduled = self._urgent.parked.union(row.request_id for row in rows)
             victim = self._preemption.for_blocks(self.running, scheduled, now)
             self.preempt(victim)
             if victim is request:
@@ -313,7 +272,7 @@ class Scheduler:
 
     def _make_room_for_urgent(self, now: float) -> None:
         urgent = self.waiting.urgent(now) if self.waiting.num_urgent else []
-        for victim in self._preemption.for_urgent(urgent, self.running, self._parked):
+        for victim in self._preemption.for_urgent(urgent, self.running, self._urgent.parked):
             self.preempt(victim, Decision.PREEMPTED_FOR_URGENT)
 
     def _max_step_tokens(self, now: float) -> int:
@@ -323,11 +282,6 @@ class Scheduler:
         self.governor.look(now)
         self.decisions[Decision.HEAT_BOUNDED] += self.governor.heat is not Heat.COOL
         return max(self.config.max_num_seqs, int(self.governor.budget_share * self.config.max_num_batched_tokens))
-
-    def _finds_blocks(self, request: Request, budget: StepBudget) -> bool:
-        """Whether a running request's next chunk finds its blocks without a victim."""
-        num_new = budget.chunk(request, self.config.max_chunk(request.prefill_chunk))
-        return self.cache.num_missing_blocks(request, num_new) <= self.cache.pool.num_free
 
     def _batch(self, rows: list[ScheduledRow]) -> ScheduledBatch:
         self._num_batches += 1
@@ -346,8 +300,3 @@ class Scheduler:
                 refs[block.block_id] = refs.get(block.block_id, 0) + 1
         for block in self.cache.pool.blocks:
             assert block.num_refs == refs.get(block.block_id, 0), f"{block} has other readers than the tables say"
-
-
-def _may_interrupt(request: Request) -> bool:
-    """One whose step has failed has to run alone."""
-    return request.priority is PriorityClass.URGENT and not request.num_failed_steps

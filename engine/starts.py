@@ -32,9 +32,9 @@ class Starts:
     ) -> None:
         self._config = config
         self._cache = cache
-        self._waiting = waiting
-        self._admission = admission
-        self._seats = seats
+        self.waiting = waiting
+        self.admission = admission
+        self.seats = seats
         self._decisions = decisions
         self._num_rest_steps = 0
         self._changes = (0, 0)
@@ -42,19 +42,19 @@ class Starts:
     def admit(self, rows: list[ScheduledRow], budget: StepBudget, now: float, *, is_cool: bool) -> None:
         """Start waiting requests in order. Behind the first that finds no blocks only shorter ones may start, and no
         longer than ageing lets the first wait. While nobody comes or goes it is not tried again in each step."""
-        changes = (self._waiting.num_added, self._seats.num_left)
+        changes = (self.waiting.num_added, self.seats.num_left)
         if self._num_rest_steps and self._changes == changes:
             self._num_rest_steps -= 1
             return
-        running, policy = self._seats.running, self._waiting.policy
+        running, policy = self.seats.running, self.waiting.policy
         lane = not any(request.has_lane for request in running)
-        order = self._waiting.in_order(now, is_lane_free=lane, is_cool=is_cool)
+        order = self.waiting.in_order(now, is_lane_free=lane, is_cool=is_cool)
         for place, request in enumerate(order):
             if not budget.has_prefill_room:
                 return
             if self._waits(request):
                 continue
-            if not self._admission.has_slot(request, running):
+            if not self.admission.has_slot(request, running):
                 return
             if self.start(request, budget, rows):
                 if place == 0 and lane and policy.is_starving(request, now):
@@ -68,11 +68,11 @@ class Starts:
 
     def start(self, request: Request, budget: StepBudget, rows: list[ScheduledRow]) -> bool:
         """Start a waiting request if a slot and its blocks, and the future peak with it, fit."""
-        if not self._seats.has_room:
+        if not self.seats.has_room:
             return False
         num_cached = self._cache.attach_prefix(request)
         num_new = budget.chunk(request, self._config.max_chunk(request.prefill_chunk))
-        fits = num_new and self._admission.fits(request, self._seats.running)
+        fits = num_new and self.admission.fits(request, self.seats.running)
         if not (fits and self._cache.allocate(request, num_new)):
             self._cache.release(request)
             return False
@@ -81,8 +81,8 @@ class Starts:
             request.num_cached_tokens = min(num_cached, request.num_prompt_tokens)
             request.num_loaded_tokens = min(num_loaded, request.num_cached_tokens)
         self._cache.promise(request)
-        self._waiting.remove(request)
-        self._seats.enter(request)
+        self.waiting.remove(request)
+        self.seats.enter(request)
         self._decisions[Decision.STARTED] += 1
         budget.take(request, num_new)
         rows.append(ScheduledRow.of(request, num_new))
@@ -91,7 +91,7 @@ class Starts:
     def _squeeze_in(self, head: Request, behind: list[Request], budget: StepBudget, rows: list[ScheduledRow]) -> None:
         """Start what is shorter than the head and fits although the head does not."""
         for request in islice(behind, MAX_SQUEEZE_LOOKS):
-            if not (budget.has_prefill_room and self._admission.has_slot(request, self._seats.running)):
+            if not (budget.has_prefill_room and self.admission.has_slot(request, self.seats.running)):
                 return
             if self._num_tokens_at_end(request) >= self._num_tokens_at_end(head) or self._waits(request):
                 continue
@@ -99,7 +99,7 @@ class Starts:
                 self._decisions[Decision.SQUEEZED_IN] += 1
 
     def _num_tokens_at_end(self, request: Request) -> int:
-        return request.num_tokens + self._waiting.lengths.remaining_tokens(request)
+        return request.num_tokens + self.waiting.lengths.remaining_tokens(request)
 
     def _waits(self, request: Request) -> bool:
         if request.num_promise_waits >= MAX_PROMISE_WAITS or not self._cache.waits_for_promise(request):

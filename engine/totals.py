@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.batch import ScheduledBatch
-from engine.scheduler import StepResult
+from engine.step_result import StepResult
 
 
 @dataclass(slots=True)

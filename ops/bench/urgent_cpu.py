@@ -34,7 +34,7 @@ from engine.engine import LoadedModel
 from engine.loading import load_model_and_core
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from engine.scheduler import StepResult
+from engine.step_result import StepResult
 
 
 class CpuClock:

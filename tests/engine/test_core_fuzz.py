@@ -12,7 +12,7 @@ from engine.core import EngineCore
 from engine.errors import CacheCapacityError, ContextLengthExceededError
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from engine.scheduler import StepResult
+from engine.step_result import StepResult
 
 VOCABULARY = 97
 LAYERS = 3

@@ -16,7 +16,7 @@ from engine.models.layers import Model
 from engine.request import Request
 from engine.runner import TorchRunner
 from engine.sampling_params import SamplingParams
-from engine.scheduler import StepResult
+from engine.step_result import StepResult
 from engine.text.tokenizer import load_tokenizer
 
 TIE = 1e-3  # two best logits closer than this are a coin toss between correct engines

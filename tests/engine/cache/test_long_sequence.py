@@ -17,7 +17,7 @@ from engine.models.layers import Model
 from engine.request import Request
 from engine.runner import TorchRunner
 from engine.sampling_params import SamplingParams
-from engine.scheduler import StepResult
+from engine.step_result import StepResult
 from engine.text.tokenizer import load_tokenizer
 from kernels.api import Kernels
 from kernels.cpu.kernels import TorchKernels
