@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from engine.api import EngineStats, FinishReason
 from engine.batch import SampledRow, ScheduledBatch
@@ -14,6 +13,7 @@ from engine.cache.cold_prefix import ColdPrefix
 from engine.cache.manager import KVCacheManager
 from engine.cache.transfers import Transfers
 from engine.config import EngineConfig
+from engine.door import Door
 from engine.errors import (
     EngineError,
     InvalidRequestError,
@@ -38,16 +38,6 @@ LANE_REST_SECONDS = 1.0
 """How long at most a sequence in the lane waits for the SSD unasked; who waits beside it grows older meanwhile."""
 MIN_SAMPLE_TOKENS = 16
 """A step with fewer prefill tokens says little of what a token costs."""
-
-
-class Door(Protocol):
-    """The way to and from the core's owner while a step runs."""
-
-    def look(self) -> None:
-        """Run the commands that have arrived on the core (`add`, `abort`); called between two segments."""
-
-    def publish(self, result: StepResult) -> None:
-        """Take what a step inside the step has given, at once."""
 
 
 class EngineCore:

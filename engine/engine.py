@@ -9,8 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Literal
 
 from engine.api import (
     ChatMessage,
@@ -22,28 +20,15 @@ from engine.api import (
     ModelInfo,
 )
 from engine.cache.block import root_hash
-from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineDeadError, EngineError, InvalidRequestError
 from engine.flight import FlightRecorder
+from engine.loaded_model import LoadedModel
 from engine.request import Request
 from engine.step_result import StepResult
 from engine.streams import Progress, Stream, StreamChoice
-from engine.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """What loading gives: the public facts, the tokenizer, the core, and what salts the prefix cache: the digest of the
-    weights and the layout of the cache."""
-
-    info: ModelInfo
-    tokenizer: Tokenizer
-    core: EngineCore
-    digest: str
-    layout_id: str
 
 
 class Engine:
@@ -257,32 +242,3 @@ class _Door:
 
     def publish(self, result: StepResult) -> None:
         self.engine.publish(self.loop, result, self.core.stats())
-
-
-def load_engine(
-    model_path: str | Path,
-    config: EngineConfig,
-    *,
-    name: str | None = None,
-    dtype: Literal["fp32", "bf16", "int8"] = "bf16",
-    exact_modules: tuple[str, ...] = ("lm_head", "o_proj"),
-    few_rows: bool = True,
-    check: bool = False,
-) -> Engine:
-    """An engine for a safetensors directory or a GGUF file, in a `WeightMode`; `few_rows` is that of `select_kernels`.
-    `start` does the loading."""
-
-    def load() -> LoadedModel:
-        from engine.loading import load_model_and_core
-
-        return load_model_and_core(
-            Path(model_path),
-            config,
-            name=name,
-            dtype=dtype,
-            exact_modules=exact_modules,
-            few_rows=few_rows,
-            check=check,
-        )
-
-    return Engine(load)

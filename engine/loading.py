@@ -8,8 +8,8 @@ from engine.api import ModelInfo
 from engine.cache.opening import open_transfers
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.engine import LoadedModel
 from engine.errors import ModelLoadError
+from engine.loaded_model import LoadedModel
 from engine.models import load_model
 from engine.models.weight_mode import ModeName, WeightMode
 from engine.runner import TorchRunner

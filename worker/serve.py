@@ -70,7 +70,7 @@ def build_engine(settings: Settings) -> GenerationEngine:
     # wait for each other. Read when torch is imported, so it has to stand before.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from engine.checkpoint.bundled import bundled_model_path
-    from engine.engine import load_engine
+    from engine.model_engine import load_engine
 
     path = settings.model_dir or bundled_model_path()
     return load_engine(

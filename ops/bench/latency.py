@@ -36,7 +36,8 @@ from workloads import corpus  # noqa: E402
 from engine.api import GenerateRequest  # noqa: E402
 from engine.checkpoint.bundled import bundled_model_path  # noqa: E402
 from engine.config import EngineConfig  # noqa: E402
-from engine.engine import Engine, load_engine  # noqa: E402
+from engine.engine import Engine  # noqa: E402
+from engine.model_engine import load_engine  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 
 LEAST_AGREEMENT = 0.8

@@ -39,7 +39,7 @@ async def first_token(dtype: Any) -> dict[str, Any]:
     from engine.api import GenerateRequest
     from engine.checkpoint.bundled import bundled_model_path
     from engine.config import EngineConfig
-    from engine.engine import load_engine
+    from engine.model_engine import load_engine
     from engine.sampling_params import SamplingParams
 
     moments = [time.time()]

@@ -33,7 +33,8 @@ from workloads import corpus  # noqa: E402
 from engine.api import GenerateRequest, PriorityClass  # noqa: E402
 from engine.checkpoint.bundled import bundled_model_path  # noqa: E402
 from engine.config import EngineConfig  # noqa: E402
-from engine.engine import Engine, LoadedModel  # noqa: E402
+from engine.engine import Engine  # noqa: E402
+from engine.loaded_model import LoadedModel  # noqa: E402
 from engine.loading import load_model_and_core  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 

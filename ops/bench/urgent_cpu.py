@@ -30,7 +30,7 @@ from workloads import corpus
 
 from engine.api import PriorityClass
 from engine.checkpoint.bundled import bundled_model_path
-from engine.engine import LoadedModel
+from engine.loaded_model import LoadedModel
 from engine.loading import load_model_and_core
 from engine.request import Request
 from engine.sampling_params import SamplingParams

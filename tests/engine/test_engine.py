@@ -10,8 +10,9 @@ from engine.api import FinishReason, GenerateRequest, ModelInfo
 from engine.batch import Layers, SampledRow, ScheduledBatch
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.engine import Engine, LoadedModel
+from engine.engine import Engine
 from engine.errors import EngineDeadError, EngineError, ModelLoadError
+from engine.loaded_model import LoadedModel
 from engine.sampling_params import SamplingParams
 from engine.scripted_answer import ByteTokenizer
 

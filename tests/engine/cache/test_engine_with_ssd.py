@@ -7,7 +7,8 @@ from typing import Any
 
 from engine.api import GenerateRequest, ModelInfo, Usage
 from engine.core import EngineCore
-from engine.engine import Engine, LoadedModel
+from engine.engine import Engine
+from engine.loaded_model import LoadedModel
 from engine.sampling_params import SamplingParams
 from engine.scripted import ByteTokenizer
 

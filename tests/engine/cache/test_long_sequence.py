@@ -11,7 +11,8 @@ from engine.cache.opening import open_transfers
 from engine.cache.spec import KVDtypeChoice
 from engine.checkpoint.bundled import bundled_model_path
 from engine.config import ColdConfig, EngineConfig
-from engine.core import Door, EngineCore
+from engine.core import EngineCore
+from engine.door import Door
 from engine.models import load_model
 from engine.models.layers import Model
 from engine.request import Request
