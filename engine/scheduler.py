@@ -12,6 +12,7 @@ from engine.errors import CacheStoreFullError
 from engine.fairness import TenantCounters
 from engine.loads import Loads
 from engine.long_lane import LongLane
+from engine.outcomes import Outcomes
 from engine.policy import PriorityPolicy
 from engine.predictors import OutputLengthPredictor
 from engine.preemption import Preemption
@@ -24,8 +25,6 @@ from engine.step_time import StepTimeModel
 from engine.thermal import Heat, ThermalGovernor
 from engine.urgent import UrgentPrompts
 from engine.waiting_queue import WaitingQueue
-
-MAX_FAILED_STEPS = 2
 
 
 class Scheduler:
@@ -62,6 +61,7 @@ class Scheduler:
         self._starts = Starts(config, cache, self.waiting, self._admission, self._seats, self.decisions)
         self.ended = StepResult()
         self._urgent = UrgentPrompts(config, cache, self._starts, self.decisions)
+        self._outcomes = Outcomes(config, cache, self, self.tenants, self.lengths, self.decisions)
         self._num_batches = 0
 
     def __repr__(self) -> str:
@@ -197,59 +197,14 @@ class Scheduler:
 
     def update(self, batch: ScheduledBatch, sampled: Iterable[SampledRow]) -> StepResult:
         """The step succeeded: commit its blocks, append its tokens, end what is complete."""
-        self.cache.commit_step()
-        by_id = {request.request_id: request for request in self.on_device}
-        for row in batch.rows:
-            request = by_id[row.request_id]
-            request.num_computed_tokens += len(row.token_ids)
-            request.num_failed_steps = 0
-            self.tenants.charge(request, len(row.token_ids))
-            if request.num_computed_tokens >= request.num_prompt_tokens:
-                self.cache.withdraw_promises(request)
-        result = StepResult()
-        for token in sampled:
-            request = by_id[token.request_id]
-            if token.token_id is None:
-                self.finish(request, FinishReason.ERROR)
-                result.fail(request, token.error or "the token could not be chosen")
-                continue
-            request.output_token_ids.append(token.token_id)
-            result.advanced.append((request, token))
-            reason = request.reason_to_finish(token.token_id, self.config.max_model_len)
-            if reason is not None:
-                self.lengths.observe(request)
-                self.finish(request, reason)
-                result.finished.append(request)
-        return result
+        return self._outcomes.update(batch, sampled)
 
     def discard(
         self, batch: ScheduledBatch, message: str, *, out_of_memory: bool = False, is_final: bool = False
     ) -> StepResult:
-        """The step failed: nothing it wrote is kept. Its requests run again alone; one that fails alone ends. Where
-        memory was short they run again together, with half the chunks."""
-        self.cache.discard_step()
-        result = StepResult()
-        by_id = {request.request_id: request for request in self.on_device}
-        halved = 0
-        if out_of_memory:
-            halved = sum(self._halve_chunk(by_id[row.request_id], len(row.token_ids)) for row in batch.rows)
-        self.decisions[Decision.CHUNK_HALVED] += halved
-        for row in batch.rows:
-            request = by_id[row.request_id]
-            request.num_failed_steps += not halved
-            if is_final or (len(batch.rows) == 1 and request.num_failed_steps >= MAX_FAILED_STEPS):
-                self.finish(request, FinishReason.ERROR)
-                result.fail(request, message)
-            else:
-                self.preempt(request, Decision.PREEMPTED_AFTER_FAILURE)
-        return result
-
-    def _halve_chunk(self, request: Request, num_tokens: int) -> bool:
-        """Not below a block: what has no room for that fails."""
-        if num_tokens <= self.config.block_size:
-            return False
-        request.prefill_chunk = max(self.config.block_size, num_tokens // 2)
-        return True
+        """The step failed: nothing it wrote is kept. Its requests run again alone; one that fails alone ends, and all
+        of them where it `is_final`. Where memory was short they run again together, with half the chunks."""
+        return self._outcomes.discard(batch, message, out_of_memory=out_of_memory, is_final=is_final)
 
     def _schedule_running(self, request: Request, budget: StepBudget, rows: list[ScheduledRow], now: float) -> None:
         """Add one running request to the step, preempting others if it must."""
@@ -293,10 +248,5 @@ class Scheduler:
         self._seats.check()
         assert all(r.status is RequestStatus.WAITING and not r.blocks for r in self.waiting), self.waiting
         self.loads.check()
-        refs = {} if self.cache.cold is None else self.cache.cold.loading_blocks()
         self.lane.check()
-        for request in self.on_device:
-            for block in request.blocks:
-                refs[block.block_id] = refs.get(block.block_id, 0) + 1
-        for block in self.cache.pool.blocks:
-            assert block.num_refs == refs.get(block.block_id, 0), f"{block} has other readers than the tables say"
+        self.cache.check_readers(self.on_device)

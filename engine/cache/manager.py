@@ -1,6 +1,6 @@
 """Which blocks each request reads and writes. Plans only; copies nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.cache.block import BlockHash, child_hash
 from engine.cache.cold import ColdTier
@@ -234,3 +234,12 @@ class KVCacheManager:
         assert sum(len(hashes) for hashes in self._promised_by.values()) == len(self._promises), (
             "a promise without owner"
         )
+
+    def check_readers(self, requests: Iterable[Request]) -> None:
+        """References of blocks are those of these requests and of loads."""
+        refs = {} if self.cold is None else self.cold.loading_blocks()
+        for request in requests:
+            for block in request.blocks:
+                refs[block.block_id] = refs.get(block.block_id, 0) + 1
+        for block in self.pool.blocks:
+            assert block.num_refs == refs.get(block.block_id, 0), f"{block} has other readers than the tables say"
