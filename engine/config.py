@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.cache.cold_admission import ColdAdmission
 from engine.cache.spec import KVDtypeChoice
 from engine.thermal import ThermalPolicy
 
@@ -13,7 +14,7 @@ class ColdConfig:
 
     directories: tuple[Path, ...]
     capacity_bytes: int
-    second_touch: bool = True
+    admission: ColdAdmission = ColdAdmission.ROOM
     compress: bool = False
     num_readers: int = 4
     num_write_slots: int = 64

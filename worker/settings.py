@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from engine.api import PriorityClass
+from engine.cache.cold_admission import ColdAdmission
 from engine.cache.spec import KVDtypeChoice
 from engine.config import ColdConfig, EngineConfig
 from engine.thermal import ThermalPolicy
@@ -137,7 +138,7 @@ class Settings(BaseSettings):
     enable_l3_cache: bool = False
     l3_cache_path: Annotated[tuple[Path, ...], BeforeValidator(names)] = ()
     swap_space: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 4.0
-    l3_admission: Literal["second", "first"] = "second"
+    l3_admission: ColdAdmission = ColdAdmission.ROOM
     l3_compression: Literal["none", "zstd"] = "none"
 
     @model_validator(mode="after")
@@ -188,7 +189,7 @@ class Settings(BaseSettings):
         return ColdConfig(
             directories=self.l3_cache_path,
             capacity_bytes=int(self.swap_space * 2**30),
-            second_touch=self.l3_admission == "second",
+            admission=self.l3_admission,
             compress=self.l3_compression == "zstd",
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.cache.block import BlockHash
+from engine.cache.cold_admission import ColdAdmission
 from engine.cache.history import load_history, save_history
 from engine.cache.record import HEADER_BYTES, RecordHeader, unpack_header
 from engine.cache.segments import Place, SegmentStore
@@ -41,19 +42,19 @@ class TierCounters:
 class DiskTier:
     """Blocks by their hash over the stores of all directories. Thread-safe; `write` belongs to one thread.
 
-    With `second_touch` a block is wanted when it is seen for the second time. What cannot be read leaves the index for
-    good."""
+    What cannot be read leaves the index for good."""
 
     def __init__(
         self,
         stores: Sequence[SegmentStore],
         *,
-        second_touch: bool = True,
+        admission: ColdAdmission = ColdAdmission.ROOM,
         clock: Callable[[], float] = time.monotonic,
         is_open: bool = False,
     ) -> None:
         self.stores = stores
-        self.index = TierIndex(second_touch)
+        self.index = TierIndex()
+        self._admission = admission
         self.is_open = is_open
         self._clock = clock
         self._counters = TierCounters()
@@ -123,9 +124,10 @@ class DiskTier:
         return sum(writer.max_pinned(payload_bytes) for writer in self._writers)
 
     def wants(self, block_hash: BlockHash, *, at_once: bool = False) -> bool:
-        """Whether a block that was just written or found should come here; `at_once` does without the second touch.
+        """Whether a block that was just written or found should come here; `at_once` does without a second touch.
 
         The answer yes is a promise to `write` it, or to call `declined`."""
+        at_once = at_once or not self._admission.waits(self.file_bytes, self.capacity_bytes)
         return self.is_open and self.index.wants(block_hash, at_once=at_once)
 
     def declined(self, block_hash: BlockHash) -> None:

@@ -33,7 +33,7 @@ def open_transfers(config: ColdConfig, memory: BlockMemory, *, disk: Disk | None
         raise CacheStoreError(f"swap_space gives each l3_cache_path {capacity} bytes, a block alone takes {size}")
     segment = max(size, min(MAX_SEGMENT_BYTES, capacity // MIN_SEGMENTS) // size * size)
     stores = [SegmentStore(directory, capacity, segment, disk) for directory in config.directories]
-    tier = DiskTier(stores, second_touch=config.second_touch)
+    tier = DiskTier(stores, admission=config.admission)
     try:
         tier.open()
     except CacheStoreBusyError as error:

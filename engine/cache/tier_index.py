@@ -23,7 +23,6 @@ class Entry:
 class TierIndex:
     """Blocks by their hash, the least recently used first; of one use the leaf before its prefix. Thread-safe."""
 
-    second_touch: bool = True
     max_seen: int = 100_000
     pinned: set[BlockHash] = field(default_factory=set)
     _entries: OrderedDict[BlockHash, Entry] = field(default_factory=OrderedDict)
@@ -133,11 +132,11 @@ class TierIndex:
                     self._entries.move_to_end(block_hash)
 
     def wants(self, block_hash: BlockHash, *, at_once: bool = False) -> bool:
-        """Whether a block should come here: with `second_touch` only when it is seen again, unless `at_once`."""
+        """Whether a block should come here: only when it is seen again, unless `at_once`."""
         with self._lock:
             if block_hash in self._entries or block_hash in self._coming:
                 return False
-            if self.second_touch and not at_once and block_hash not in self._seen:
+            if not at_once and block_hash not in self._seen:
                 self._seen[block_hash] = None
                 if len(self._seen) > self.max_seen:
                     self._seen.popitem(last=False)

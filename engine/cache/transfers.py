@@ -15,7 +15,7 @@ from engine.cache.disk_tier import DiskTier
 from engine.cache.layer_stream import LayerStream
 from engine.cache.load import Load, LoadRead
 from engine.cache.readers import HUNG_SECONDS, Readers
-from engine.cache.record import record_bytes
+from engine.cache.record import copy_block, record_bytes
 from engine.cache.writes import WriteQueue
 from engine.errors import BlockCorruptError
 
@@ -206,7 +206,7 @@ class Transfers:
         with load.lock:
             if load.abandoned:
                 return False
-            self.memory.block_bytes(load.block_ids[read.index])[:] = payload
+            copy_block(self.memory.block_bytes(load.block_ids[read.index]), payload)
         return True
 
     def _observe(self, seconds: float) -> None:

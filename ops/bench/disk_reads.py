@@ -33,7 +33,7 @@ def compare(directory: Path) -> dict[str, Any]:
     from engine.cache.cost import TransferCost
     from engine.cache.disk import Disk, aligned_buffer
     from engine.cache.disk_tier import DiskTier
-    from engine.cache.record import record_bytes
+    from engine.cache.record import copy_block, record_bytes
     from engine.cache.segments import SegmentStore
     from engine.cache.transfers import Transfers
 
@@ -66,7 +66,7 @@ def compare(directory: Path) -> dict[str, Any]:
     def tier_alone(worker: int, number: int) -> float:
         found = tier.read(names[number], buffers[worker])
         assert found is not None
-        memory.block_bytes(worker)[:] = found[1]
+        copy_block(memory.block_bytes(worker), found[1])
         return time.perf_counter()
 
     def ours(worker: int, number: int) -> float:

@@ -29,6 +29,7 @@ from engine import starts as starts_module  # noqa: E402
 from engine.api import Decision  # noqa: E402
 from engine.batch import SampledRow  # noqa: E402
 from engine.cache.cold import ColdTier  # noqa: E402
+from engine.cache.cold_admission import ColdAdmission  # noqa: E402
 from engine.cache.manager import KVCacheManager  # noqa: E402
 from engine.cache.transfers import Transfers  # noqa: E402
 from engine.config import EngineConfig  # noqa: E402
@@ -39,7 +40,7 @@ from engine.scheduler import Scheduler  # noqa: E402
 from engine.step_time import StepLoad  # noqa: E402
 
 ROOT, END = b"trace", 1
-TIERS = ("no SSD", "LRU", "second-touch")
+TIERS = {"no SSD": None, "LRU": ColdAdmission.FIRST, "room": ColdAdmission.ROOM, "second-touch": ColdAdmission.SECOND}
 LONG_ANSWERS = "long-answers"
 SMALL_TENANT = 10
 """Of so many requests one is of the small tenant."""
@@ -215,11 +216,11 @@ def replay(
         inter_token_target_seconds=policy.target_seconds,
     )
     ssd = None
-    if tier != "no SSD":
+    if (admission := TIERS[tier]) is not None:
         block_seconds = size * cost.bytes_per_token / cost.ssd_bytes_per_second
         ssd = virtual_ssd(
             options.ssd_tokens // size,
-            second_touch=tier == "second-touch",
+            admission=admission,
             block_seconds=block_seconds,
             token_seconds=cost.prefill_token,
         )
@@ -263,6 +264,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--l2-tokens", default="250000,500000,1000000", type=lambda t: [int(x) for x in t.split(",")])
     parser.add_argument("--ssd-tokens", type=int, default=8_000_000)
+    parser.add_argument("--tiers", default=",".join(TIERS), help="LRU: every block is written to the SSD")
     parser.add_argument("--policies", action="store_true", help="what each scheduling policy is worth, without SSD")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args()
@@ -277,7 +279,7 @@ def main() -> None:
             rows.append({"policy": name, **replay(requests, options, options.l2_tokens[0], "no SSD", policy)})
     else:
         for l2_tokens in options.l2_tokens:
-            rows += [replay(requests, options, l2_tokens, tier, Policy()) for tier in TIERS]
+            rows += [replay(requests, options, l2_tokens, tier, Policy()) for tier in options.tiers.split(",")]
     print(f"{options.trace.stem}: {len(requests)} requests at {options.speed} times their pace")
     print(f"A cache without end hits {100 * bound:.1f} % of prompt tokens.\n\n{table(rows)}")
     options.out.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"no SSD": "#b9b9b9", "LRU": "#d98c3f", "second-touch": "#0b6e75"}
+COLOURS = {"no SSD": "#b9b9b9", "LRU": "#d98c3f", "room": "#5b7fb8", "second-touch": "#0b6e75"}
 
 
 def plot(rows: list[dict[str, Any]], bound: float, name: str, file: Path) -> None:
@@ -15,6 +15,8 @@ def plot(rows: list[dict[str, Any]], bound: float, name: str, file: Path) -> Non
     figure, (hits, first) = pyplot.subplots(1, 2, figsize=(9.5, 3.8), layout="constrained")
     for tier, colour in COLOURS.items():
         own = [row for row in rows if row["tier"] == tier]
+        if not own:
+            continue
         sizes = [row["L2 tokens"] / 1e6 for row in own]
         hits.plot(sizes, [row["hit L2 %"] + row["hit SSD %"] for row in own], "o-", color=colour, label=tier)
         hits.plot(sizes, [row["hit L2 %"] for row in own], ":", color=colour)

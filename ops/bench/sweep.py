@@ -59,7 +59,7 @@ def plot(sweeps: dict[str, list[Point]], title: str, file: Path) -> None:
 
     mpl.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.ticker import NullFormatter, PercentFormatter, ScalarFormatter
+    from matplotlib.ticker import LogLocator, PercentFormatter, StrMethodFormatter
 
     figure, axes = pyplot.subplots(
         2,
@@ -76,13 +76,14 @@ def plot(sweeps: dict[str, list[Point]], title: str, file: Path) -> None:
         above.loglog(x, [point["ms"] for point in points], "o-", color="#0b6e75", label="measured")
         above.loglog(x, [point["limit_ms"] for point in points], "--", color="#a03030", label="limit of the machine")
         above.set_title(name, fontsize=10)
-        above.yaxis.set_major_formatter(ScalarFormatter())
+        above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        above.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         below.semilogx(x, [point["limit_ms"] / point["ms"] for point in points], "o-", color="#0b6e75")
-        below.set_ylim(0, 1)
+        below.set_ylim(0, max(1, *(point["limit_ms"] / point["ms"] for point in points)))
         below.yaxis.set_major_formatter(PercentFormatter(1))
         below.set_xticks(x, [f"{value:,.0f}" for value in x], fontsize=8, rotation=45)
-        below.xaxis.set_minor_formatter(NullFormatter())
-        below.minorticks_off()
+        for axis in (above, below):
+            axis.minorticks_off()
         below.set_xlabel(across if across == "streams" else "tokens of context")
         for axis in (above, below):
             axis.spines[["top", "right"]].set_visible(False)

@@ -130,13 +130,19 @@ class Bench:
             )
 
     def conversations(self) -> dict[str, Any]:
-        """Equal memory, SSD off beside on with both admissions."""
+        """Equal memory, SSD off beside on with all admissions."""
+        from engine.cache.cold_admission import ColdAdmission
+
+        def ssd(admission: ColdAdmission) -> Any:
+            return self._core(self._options.memory_blocks, self._cold(admission=admission))
+
         return self._compare(
             "working set 4 times the memory, equal memory",
             {
                 "off": lambda: self._core(self._options.memory_blocks),
-                "on, second touch": lambda: self._core(self._options.memory_blocks, self._cold()),
-                "on, first touch": lambda: self._core(self._options.memory_blocks, self._cold(second_touch=False)),
+                "on, room": lambda: ssd(ColdAdmission.ROOM),
+                "on, second touch": lambda: ssd(ColdAdmission.SECOND),
+                "on, first touch": lambda: ssd(ColdAdmission.FIRST),
             },
             self._options.repetitions,
         )
@@ -147,7 +153,7 @@ class Bench:
             "half the memory with the SSD beside the whole without",
             {
                 "whole, off": lambda: self._core(2 * self._options.memory_blocks),
-                "half, second touch": lambda: self._core(self._options.memory_blocks, self._cold()),
+                "half, room": lambda: self._core(self._options.memory_blocks, self._cold()),
             },
             self._options.repetitions,
         )
@@ -156,10 +162,12 @@ class Bench:
         """A disk of 5 MB/s. Off twice, for the spread of off against off."""
         from slow_disk import SlowDisk
 
+        from engine.cache.cold_admission import ColdAdmission
+
         self._shape = replace(self._shape, num_conversations=8)
 
         def slowed(**changes: Any) -> Any:
-            cold = self._cold(second_touch=False, **changes)
+            cold = self._cold(admission=ColdAdmission.FIRST, **changes)
             disk = SlowDisk(SLOW_BYTES_PER_SECOND, is_slow=self._options.slow_from_turn == 1)
             self._slow_disks.append(disk)
             return self._core(self._options.memory_blocks + NUM_SLOTS + NUM_READERS, cold, disk)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from engine.cache.block import BlockHash
+from engine.cache.cold_admission import ColdAdmission
 from engine.cache.cost import TransferCost
 from engine.cache.disk_tier import DiskTier
 from engine.cache.load import Load
@@ -100,8 +101,10 @@ class VirtualTransfers:
         pass
 
 
-def virtual_ssd(num_blocks: int, *, second_touch: bool, block_seconds: float, token_seconds: float) -> VirtualTransfers:
+def virtual_ssd(
+    num_blocks: int, *, admission: ColdAdmission, block_seconds: float, token_seconds: float
+) -> VirtualTransfers:
     """An SSD of so many blocks, in segments of a 64th."""
     store = cast(SegmentStore, VirtualStore(num_blocks, max(1, num_blocks // 64)))
     cost = TransferCost(block_seconds=block_seconds, token_seconds=token_seconds)
-    return VirtualTransfers(DiskTier([store], second_touch=second_touch, is_open=True), cost)
+    return VirtualTransfers(DiskTier([store], admission=admission, is_open=True), cost)

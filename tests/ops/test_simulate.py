@@ -54,7 +54,8 @@ def options(**changes: object) -> argparse.Namespace:
 def test_no_tier_hits_more_than_a_cache_without_end_and_a_large_one_comes_near(
     bench: dict[str, ModuleType], trace: Path
 ) -> None:
-    """Hits grow with L2, an SSD adds what memory has lost, and second touch writes less of it."""
+    """Hits grow with L2, an SSD adds what memory has lost, and second touch writes less of it. With much room
+    its default does what writing everything does, with little it writes less."""
     simulate, traces = bench["simulate"], bench["traces"]
     requests = traces.read_trace(trace, limit=120, speed=1.0)
     bound = 100 * traces.infinite_cache_ratio(requests, 256)
@@ -68,6 +69,12 @@ def test_no_tier_hits_more_than_a_cache_without_end_and_a_large_one_comes_near(
     assert total[30_000, "no SSD"] < total[30_000, "LRU"]
     assert rows[30_000, "second-touch"]["SSD written blocks"] < rows[30_000, "LRU"]["SSD written blocks"]
     assert total[30_000, "no SSD"] < total[800_000, "no SSD"]
+    roomy, tight = (
+        simulate.replay(requests, options(ssd_tokens=tokens), 30_000, "room", simulate.Policy())
+        for tokens in (2_000_000, 200_000)
+    )
+    assert roomy["hit L2 %"] + roomy["hit SSD %"] == total[30_000, "LRU"]
+    assert tight["SSD written blocks"] < roomy["SSD written blocks"]
 
 
 def test_blocks_of_a_trace_are_cut_to_the_blocks_of_the_engine(bench: dict[str, ModuleType]) -> None:

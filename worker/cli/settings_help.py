@@ -97,7 +97,8 @@ SETTINGS_HELP = {
     "enable_l3_cache": "Keep evicted and preempted KV blocks on an SSD too; needs l3_cache_path.",
     "l3_cache_path": "Directories for them, by commas, each on a disk of its own; one process each.",
     "swap_space": "GiB that all of them together may take.",
-    "l3_admission": "second: a block goes to the SSD when it is seen for the second time; first: at once.",
+    "l3_admission": "When a block goes to the SSD. first: at once; second: when it is seen for the second time; "
+    "room: at once while half of `swap_space` is free, at the second time beyond.",
     "l3_compression": "zstd: pack blocks while measurements say that it makes loads faster.",
 }
 

@@ -11,6 +11,7 @@ import pytest
 
 from engine.batch import Layers, SampledRow, ScheduledBatch, ScheduledRow
 from engine.cache.block import root_hash
+from engine.cache.cold_admission import ColdAdmission
 from engine.cache.cost import TransferCost
 from engine.cache.disk import Disk, aligned_buffer
 from engine.cache.disk_tier import DiskTier
@@ -211,7 +212,12 @@ class TokenCores:
         self.directory, self.disk = directory, disk
 
     def open(
-        self, *, second_touch: bool = True, block_seconds: float = 1e-4, max_model_len: int = 96, **options: Any
+        self,
+        *,
+        admission: ColdAdmission = ColdAdmission.SECOND,
+        block_seconds: float = 1e-4,
+        max_model_len: int = 96,
+        **options: Any,
     ) -> EngineCore:
         """`core.runner` counts `num_computed` tokens and fails its next step after `fail_next`."""
         config = EngineConfig(
@@ -223,7 +229,7 @@ class TokenCores:
         )
         memory, record = TokenMemory(), record_bytes(SIZE)
         stores = [SegmentStore(self.directory, 64 * record, 8 * record, self.disk)]
-        tier = DiskTier(stores, second_touch=second_touch, clock=lambda: 0.0)
+        tier = DiskTier(stores, admission=admission, clock=lambda: 0.0)
         tier.open()
         cost = TransferCost(num_readers=2, block_seconds=block_seconds, token_seconds=1.0)
         transfers = Transfers(tier, memory, cost, **{"num_write_slots": 8, **options})

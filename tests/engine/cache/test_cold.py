@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.cache.cold_admission import ColdAdmission
 from engine.cache.cost import GateDecision
 from engine.core import EngineCore
 from engine.request import RequestStatus
@@ -52,7 +53,7 @@ def written(core: EngineCore) -> None:
 @pytest.fixture
 def core(cores: Any) -> Iterator[EngineCore]:
     """A core whose SSD has PROMPT and OTHER, and whose memory has nothing."""
-    opened = cores.open(second_touch=False, num_write_slots=32, has_deadline=False)
+    opened = cores.open(admission=ColdAdmission.FIRST, num_write_slots=32, has_deadline=False)
     run(opened, cores, ("stored", PROMPT))
     run(opened, cores, ("other", OTHER))
     written(opened)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.cache.cold_admission import ColdAdmission
 from engine.cache.disk import aligned_buffer
 from engine.cache.disk_tier import REST_SECONDS, DiskTier
 from engine.cache.record import HEADER_BYTES, RecordHeader, record_bytes
@@ -47,7 +48,7 @@ def get(tier: DiskTier, block_hash: bytes) -> bytes | None:
 
 def test_a_block_is_wanted_when_it_is_seen_for_the_second_time(tmp_path: Path, disk: Any, record: Record) -> None:
     """Once on its way or stored it is not wanted again; a preempted request's block is wanted at once."""
-    tier = open_tier(tmp_path, disk)
+    tier = open_tier(tmp_path, disk, admission=ColdAdmission.SECOND)
     header, page = record("a")
     assert [tier.wants(header.block_hash) for _ in range(3)] == [False, True, False]
     assert tier.write(header, page) and header.block_hash in tier
@@ -55,6 +56,35 @@ def test_a_block_is_wanted_when_it_is_seen_for_the_second_time(tmp_path: Path, d
     assert tier.wants(record("b")[0].block_hash, at_once=True)
     tier.declined(record("b")[0].block_hash)
     assert tier.wants(record("b")[0].block_hash, at_once=True)
+
+
+def test_room_is_filled_at_once_and_what_comes_after_waits_for_its_second_touch(
+    tmp_path: Path, disk: Any, record: Record
+) -> None:
+    """Up to half of the space every block is wanted when it is first seen, beyond at the second time: what is written
+    for a stream that never repeats is bounded by half of the space, also over a restart and once the tier was full."""
+    tier = open_tier(tmp_path, disk, num_blocks=40)
+    for number in range(200):
+        header, page = record(number)
+        if tier.wants(header.block_hash):
+            tier.write(header, page)
+    assert tier.num_blocks == tier.counters.blocks_written == 21
+    tier.close()
+    tier = open_tier(tmp_path, disk, num_blocks=40)
+    header, page = record("new")
+    assert [tier.wants(header.block_hash) for _ in range(2)] == [False, True]
+    assert tier.write(header, page)
+    for number in range(1000, 1100):
+        put(tier, record(number))
+    assert tier.counters.evictions and not tier.wants(record("after")[0].block_hash)
+
+
+def test_first_touch_takes_every_block_however_full_the_tier_is(tmp_path: Path, disk: Any, record: Record) -> None:
+    """The setting for a disk whose wear does not matter."""
+    tier = open_tier(tmp_path, disk, num_blocks=20, admission=ColdAdmission.FIRST)
+    for number in range(50):
+        header, page = record(number)
+        assert tier.wants(header.block_hash) and tier.write(header, page)
 
 
 def test_a_full_tier_gives_up_what_was_used_longest_ago_and_writes_little_twice(

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from engine.api import GenerateRequest, ModelInfo, Usage
+from engine.cache.cold_admission import ColdAdmission
 from engine.core import EngineCore
 from engine.engine import Engine
 from engine.loaded_model import LoadedModel
@@ -35,7 +36,7 @@ async def started(core: EngineCore) -> Engine:
 
 async def test_the_thread_rests_while_a_load_is_under_way_and_wakes_when_it_lands(cores: Any) -> None:
     """It does not spin, needs no deadline to go on, and the usage says that the tokens came from the SSD."""
-    core = cores.open(second_touch=False, num_write_slots=32, has_deadline=False)
+    core = cores.open(admission=ColdAdmission.FIRST, num_write_slots=32, has_deadline=False)
     engine = await started(core)
     assert (await usage_of(engine, "first")).cached_tokens == 0
     await asyncio.to_thread(until, lambda: core.cache.cold.transfers.num_unwritten == 0)

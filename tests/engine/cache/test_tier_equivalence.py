@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.cache.block import root_hash
+from engine.cache.cold_admission import ColdAdmission
 from engine.cache.opening import open_transfers
 from engine.cache.spec import KVDtypeChoice
 from engine.checkpoint.bundled import bundled_model_path
@@ -43,7 +44,9 @@ def open_core(model: Model, directory: Path | None, kv_cache_dtype: KVDtypeChoic
         max_num_seqs=4,
         max_num_batched_tokens=64,
         kv_cache_dtype=kv_cache_dtype,
-        cold=None if directory is None else ColdConfig((directory,), 256 << 20, second_touch=False, has_deadline=False),
+        cold=None
+        if directory is None
+        else ColdConfig((directory,), 256 << 20, admission=ColdAdmission.FIRST, has_deadline=False),
     )
     runner = TorchRunner(model, config)
     core = EngineCore(
