@@ -3,7 +3,8 @@
 python ops/bench/kv_labels.py --items 256
 
 Short texts are of one of four topics; sixteen labelled ones come first in every prompt, and the answer is the likeliest
-of the four label tokens. Prints the agreement of the two runs and the macro F1 of each. About a minute.
+of the four label tokens. Prints the agreement of the two runs and the macro F1 of each. About a
+minute of CPU time.
 """
 
 import argparse

@@ -7,7 +7,7 @@ in float32, and in the form asked for once in chunks of a block and once token b
 read is a function of the tokens alone.
 
 The default is 1,024 steps of 20 rows and twice 64 steps of 320, all in float32; all windows run at once, which is the
-quickest way there is. Two cores to itself: 5 to 10 minutes by the speed of single steps (the whole was not timed).
+quickest way there is. On two cores of its own 5 to 10 minutes are expected (not timed).
 """
 
 import argparse

@@ -4,7 +4,7 @@ python ops/bench/latency.py --clients 16,32,64 --rounds 2 --out out/bench
 
 Each of N clients sends its next prompt when the last one is answered, `--rounds` in all. Static batching takes all that
 wait. Both see the same prompts, one after the other at each number of clients. The first tokens of both must agree, or
-nothing is printed. Two cores to itself: about 6 minutes, of which the 64 of static batching take most.
+nothing is printed. On two cores of its own some minutes, most of them for 64 and static batching (expected, not timed).
 
 What does not end within `--limit` seconds is given up and named: then there is no verdict, and the exit code is 2. It
 is 1 when a goal is missed. So a run ends, whatever the machine does, after the limit for every line of the table.

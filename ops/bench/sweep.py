@@ -3,8 +3,8 @@
 python ops/bench/sweep.py --dtype bf16 --out out/bench
 python ops/bench/sweep.py --streams 1,8 --contexts 128,1000 --seconds 0.2
 
-Two cores to itself: 2 to 3 minutes, of which the prompt of 8,000 tokens takes the most. `--seconds` is how long a point
-is tried, three times at least; the fastest try counts.
+A point is tried for `--seconds`, three times at least, and the fastest try counts: on two cores of its own a few
+minutes, most of them for prompts of 4,000 and 8,000 tokens (expected, not timed).
 """
 
 import argparse
