@@ -4,6 +4,7 @@
 #include "amx.h"
 #include "attend.h"
 #include "attention_checks.h"
+#include "attention_packed.h"
 #include "ops.h"
 
 namespace v4flash {
@@ -26,7 +27,7 @@ Tensor attention(const Tensor& query, const Tensor& body, const Tensor& query_st
       if (amx_in_use()) return attend<T, ManyRows<T, AmxProduct>, FewRows<T>>(paged, shared_groups);
     }
 #endif
-    attend<T, ManyRows<T, RegisterProduct<T>>, FewRows<T>>(paged, shared_groups);
+    attend<T, PackedRows<T, RegisterProduct<T>>, FewRows<T>>(paged, shared_groups);
   });
   return out;
 }

@@ -76,6 +76,10 @@ inline float reduce_max(Vec x) {
 inline Vec keep_first(Vec x, int n, Vec other) {
   return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(first_lanes(n)));
 }
+inline Vec where_less(Vec a, Vec b, Vec x, Vec other) {  // x in the lanes in which a < b
+  return _mm256_blendv_ps(other, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
+inline bool any_less(Vec a, Vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) != 0; }
 
 // The larger magnitude; NaN is larger than everything.
 inline Vec max_magnitude(Vec a, Vec b) {

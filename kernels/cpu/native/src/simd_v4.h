@@ -39,6 +39,10 @@ inline Vec scale_by_power(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x
 inline float reduce_add(Vec x) { return _mm512_reduce_add_ps(x); }
 inline float reduce_max(Vec x) { return _mm512_reduce_max_ps(x); }
 inline Vec keep_first(Vec x, int n, Vec other) { return _mm512_mask_blend_ps(first_lanes(n), other, x); }
+inline Vec where_less(Vec a, Vec b, Vec x, Vec other) {  // x in the lanes in which a < b
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), other, x);
+}
+inline bool any_less(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) != 0; }
 
 // The larger magnitude; NaN is larger than everything.
 inline Vec max_magnitude(Vec a, Vec b) {
