@@ -94,7 +94,7 @@ class WorkerApp:
             stats=engine.stats,
             class_of=self._class_of,
             empty_tails=partial(empty_tails, broker),
-            mark=self.member.committer.mark,
+            committer=self.member.committer,
             max_inflight_requests=settings.max_inflight_requests,
             clock=clock,
             metrics=self._metrics,

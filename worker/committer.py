@@ -1,7 +1,6 @@
 """Commits what the offset tracker allows. The only writer of committed offsets."""
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 
 import structlog
@@ -46,16 +45,17 @@ class Committer:
         while True:
             await self._progress.wait()
             self._progress.clear()
-            with contextlib.suppress(CommitRejectedError):
-                try:
-                    await self.commit()
-                except TopicNotAvailableError as error:  # deleted: the next assignment is without it
-                    log.warning("a prompt topic takes no commit", error=str(error) or type(error).__name__)
-                    self._progress.set()
-                except BrokerError as error:
-                    if not error.retriable:
-                        raise
-                    self._progress.set()
+            try:
+                await self.commit()
+            except CommitRejectedError:  # a rebalance: what stays ours is committed after it
+                self._progress.set()
+            except TopicNotAvailableError as error:  # deleted: the next assignment is without it
+                log.warning("a prompt topic takes no commit", error=str(error) or type(error).__name__)
+                self._progress.set()
+            except BrokerError as error:
+                if not error.retriable:
+                    raise
+                self._progress.set()
             await asyncio.sleep(self._interval)
 
     async def commit(self) -> None:

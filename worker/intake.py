@@ -14,6 +14,7 @@ from worker.backlog import Backlog, estimated_tokens
 from worker.backpressure import Backpressure
 from worker.broker.api import Consumer, Record, TopicPartition, UnreadableRecordsError
 from worker.clock import Clock
+from worker.committer import Committer
 from worker.fair_queue import FairQueue
 from worker.metrics import Metrics
 from worker.offsets import OffsetTracker
@@ -49,7 +50,7 @@ class Intake:
         stats: Callable[[], EngineStats],
         class_of: Callable[[str], PriorityClass],
         empty_tails: Callable[[Mapping[TopicPartition, int]], Awaitable[frozenset[TopicPartition]]],
-        mark: Callable[[], Awaitable[None]],
+        committer: Committer,
         max_inflight_requests: int,
         clock: Clock,
         metrics: Metrics,
@@ -59,7 +60,7 @@ class Intake:
         self._tracker = tracker
         self._admission = admission
         self._backlog = backlog
-        self._mark = mark
+        self._committer = committer
         self._queue = queue
         self._backpressure = backpressure
         self._stats = stats
@@ -136,7 +137,7 @@ class Intake:
             record = start.held.record
             logs.append(self._tracker.started(record.tp, record.offset, alone=start.alone))
             self._num_running += 1
-        await self._mark()
+        await self._committer.mark()
         for start, log in zip(starts, logs, strict=True):
             admit(start, log)
 
@@ -179,7 +180,8 @@ class Intake:
         for record in records:
             if self._tracker.arrived(tp, record.offset):
                 self._metrics.record_polled(cls)
-                self._admission.arrived(Held(record, self._clock.wall_ms()))
+                if self._admission.arrived(Held(record, self._clock.wall_ms())):
+                    self._committer.progressed()
         self._backlog.polled(tp, records)
         self._assignment.polled(tp, records[-1].offset + 1)
         self._assignment.unreadable.pop(tp, None)

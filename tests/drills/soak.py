@@ -38,7 +38,6 @@ class Soak:
         self.server, self.ledger, self.workers, self.options = server, ledger, workers, options
         self.chance = random.Random(options.seed)
         self.faults: dict[str, int] = {}
-        self._one_fault = asyncio.Lock()
         self.began = time.monotonic()
         self.stays = self._start()
         self.goes = self._start()
@@ -68,11 +67,7 @@ class Soak:
         return MEASURE_PROMPTS / (time.monotonic() - began)
 
     async def fault(self) -> None:
-        """One of them, at random; it waits for the one before."""
-        async with self._one_fault:
-            await self._fault()
-
-    async def _fault(self) -> None:
+        """One of them, at random."""
         name = self.chance.choice(("kill", "term", "restart", "stop", "broker clean", "broker kill"))
         await self.workers.until_serving(self.goes, seconds=180)  # a fault hits one that works
         self.faults[name] = self.faults.get(name, 0) + 1
@@ -97,12 +92,14 @@ class Soak:
     async def run(self, rate: float) -> None:
         ends, due, next_fault = time.monotonic() + 60 * self.options.minutes, time.monotonic(), FAULT_SECONDS
         next_fault += due
+        fault: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as faults:
             while (now := time.monotonic()) < ends:
                 if now >= next_fault:
-                    self.ledger.fault()
-                    faults.create_task(self.fault())
                     next_fault = now + FAULT_SECONDS
+                    if fault is None or fault.done():  # one after another: a worker may take longer to load its model
+                        self.ledger.fault()
+                        fault = faults.create_task(self.fault())
                 while due <= now:
                     with suppress(TimeoutError):
                         await self.send(1)
@@ -129,8 +126,9 @@ async def main(options: argparse.Namespace) -> int:
         await soak.until_ready()
         knee = await soak.knee()
         rate = knee * options.load
-        print(f"knee {knee:.2f} prompts/s, sending {rate:.2f}/s for {options.minutes} minutes", flush=True)
         before = soak.stays.rss_bytes
+        print(f"the worker that stays has {before / 1e6:.0f} MB")
+        print(f"knee {knee:.2f} prompts/s, sending {rate:.2f}/s for {options.minutes} minutes", flush=True)
         try:
             await soak.run(rate)
         finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from contextlib import suppress
 
 from engine.scripted import ScriptedEngine
@@ -258,3 +259,18 @@ async def test_a_prompt_that_runs_through_a_rebalance_is_answered_once_and_its_n
             assert moved in second.member.subscription.assignment()
     assert sum("x-final" in reply.headers for reply in rig.replies("r")) == 1
     assert len(rig.answer("r")) == 64
+
+
+async def test_a_prompt_whose_end_was_told_before_it_was_read_is_committed_and_not_answered_again(rig, prompt):
+    """Its former owner was quicker than the new one: nothing else need happen for the commit to pass it."""
+    tp = TopicPartition("v4flash.prompts.standard", 0)
+    await send_all(rig, prompt, {"r": "r"})
+    (record,) = rig.broker.records(tp.topic)
+    leased = CommitMetadata(leases={0: int(time.time() * 1000) + 60_000})
+    rig.broker._cluster.group("workers").offsets[tp] = OffsetCommit(0, codec().encode(tp, 0, leased))
+    key, value = done_record(record)
+    await rig.producer.send(rig.names.control, value, key=key)
+    async with rig.running(rig.app()):
+        offsets = rig.broker._cluster.group("workers").offsets
+        assert await rig.broker._cluster.changes.wait_for(lambda: offsets[tp].offset == 1, 5.0)
+    assert rig.replies("r") == []
