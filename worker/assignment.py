@@ -107,9 +107,10 @@ class Assignment:
         self.epoch += 1
         self.open = set(assigned)
         self.known.set()
-        if fresh:  # a start that is not committed would be another one after an outage, and pass what came meanwhile
-            assert self._committer is not None
-            self._committer.progressed()
+        # A start that is not committed would be another one after an outage, and pass what came meanwhile; and what was
+        # done when a commit was refused may be all that ever happens on the partition.
+        assert self._committer is not None
+        self._committer.progressed()
 
     def _recorded(self, kind: str, tps: Collection[TopicPartition]) -> None:
         named = [f"{tp.topic}:{tp.partition}" for tp in sorted(tps)[:MAX_NAMED]]

@@ -180,13 +180,13 @@ class Intake:
         for record in records:
             if self._tracker.arrived(tp, record.offset):
                 self._metrics.record_polled(cls)
-                if self._admission.arrived(Held(record, self._clock.wall_ms())):
-                    self._committer.progressed()
+                self._admission.arrived(Held(record, self._clock.wall_ms()))
         self._backlog.polled(tp, records)
         self._assignment.polled(tp, records[-1].offset + 1)
         self._assignment.unreadable.pop(tp, None)
         self._quiet_since = None
         self._queue.charge(cls, sum(map(estimated_tokens, records)), self._clock.now())
+        self._committer.progressed()  # what is known as done moves the watermark, and nothing else may ever end here
 
     def _ask_again(self, tp: TopicPartition) -> None:
         """Records that a rebalance overtook are not counted; where the partition is ours they are delivered again."""

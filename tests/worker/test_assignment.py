@@ -2,7 +2,8 @@
 
 import asyncio
 
-from worker.broker.api import OffsetCommit, TopicPartition
+from worker.broker.api import CommitRejectedError, OffsetCommit, TopicPartition
+from worker.committer import Committer
 
 TP = TopicPartition("v4flash.prompts.bulk", 0)
 
@@ -40,3 +41,43 @@ async def test_partitions_that_are_revoked_while_their_start_is_asked_for_stay_c
     assert assignment.open == set()
     await assignment.on_assigned(frozenset({TP}))
     assert (assignment.open, assignment.starts) == ({TP}, {TP: 3})
+
+
+class Rejecting(SlowConsumer):
+    """The group is in a rebalance: it takes no commit until that is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on.set()
+        self.rebalancing, self.offsets, self.taken = True, [], asyncio.Event()
+
+    def assignment(self):
+        return frozenset({TP})
+
+    async def commit(self, commits) -> None:
+        if self.rebalancing:
+            raise CommitRejectedError("rebalance in progress")
+        self.offsets.append(commits[TP].offset)
+        self.taken.set()
+
+
+async def test_what_was_done_when_a_revoke_could_not_commit_is_committed_after_it(rig):
+    """The commit is tried again while nothing is ours and finds nothing; the partition comes back, and nothing more
+    ever happens on it."""
+    app, consumer = rig.app(), Rejecting()
+    assignment, tracker, codec = app.member.assignment, app.member.tracker, app.member.codec
+    codec.bind("cluster")
+    committer = Committer(consumer, tracker, codec, interval_seconds=0.01)
+    assignment.bind(consumer, committer)
+    await assignment.on_assigned(frozenset({TP}))
+    tracker.arrived(TP, 3)
+    tracker.finished(TP, 3, tracker.started(TP, 3))
+    await assignment.on_revoked(frozenset({TP}))
+    await committer.commit()  # "succeeds"
+    consumer.rebalancing = False
+    await assignment.on_assigned(frozenset({TP}))
+    running = asyncio.create_task(committer.run())
+    async with asyncio.timeout(1):
+        await consumer.taken.wait()
+    running.cancel()
+    assert consumer.offsets == [4]

@@ -274,3 +274,15 @@ async def test_a_prompt_whose_end_was_told_before_it_was_read_is_committed_and_n
         offsets = rig.broker._cluster.group("workers").offsets
         assert await rig.broker._cluster.changes.wait_for(lambda: offsets[tp].offset == 1, 5.0)
     assert rig.replies("r") == []
+
+
+async def test_a_prompt_that_is_known_as_done_before_it_is_read_is_passed_by_the_commit(rig, prompt):
+    """The commit of a former owner says so: nothing else need happen on the partition."""
+    tp = TopicPartition("v4flash.prompts.standard", 0)
+    await send_all(rig, prompt, {"r": "r"})
+    text = codec().encode(tp, 0, CommitMetadata(done=frozenset({0})))
+    rig.broker._cluster.group("workers").offsets[tp] = OffsetCommit(0, text)
+    async with rig.running(rig.app()):
+        offsets = rig.broker._cluster.group("workers").offsets
+        assert await rig.broker._cluster.changes.wait_for(lambda: offsets[tp].offset == 1, 5.0)
+    assert rig.replies("r") == []

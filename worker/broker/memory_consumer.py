@@ -86,6 +86,7 @@ class MemoryConsumer:
         if lost := offsets.keys() - self._positions.keys():
             raise CommitRejectedError(f"not assigned: {sorted(lost)}")
         self._group.offsets.update(offsets)
+        self._cluster.changes.notify()
 
     async def committed(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, OffsetCommit | None]:
         await self._cluster.faults.pass_through("committed")
