@@ -25,7 +25,7 @@ from worker.envelope import Envelope
 from worker.job_services import JobServices
 from worker.logs import bound_request, frames_of
 from worker.outcome import failure_of
-from worker.replies.api import Failure, Replier, ReplyUndeliverable
+from worker.replies.api import Destination, Failure, Replier, ReplyUndeliverable
 from worker.replies.final import FinalReplier
 from worker.replies.restarting import RestartingReplier, new_attempt
 from worker.replies.sink import BrokerSink
@@ -89,8 +89,12 @@ class Job:
 
     async def _publish_cancel(self) -> None:
         key, value = cancel_record(*self._envelope.cancel_key)
-        self._services.cancels.cancel(self._envelope.cancel_key)
-        await self._services.producer.send(self._services.control_topic, value, key=key)
+        services = self._services
+        services.cancels.cancel(self._envelope.cancel_key)
+        place = Destination(services.control_topic, key)
+        await BrokerSink(services.producer, place, give_up_seconds=services.limits.reply_give_up_seconds).send(
+            (value, ())
+        )
 
     async def _answer(self) -> tuple[str, Usage]:
         services, record, envelope = self._services, self._record, self._envelope

@@ -1,7 +1,8 @@
 import pytest
 
 from engine.scripted import ScriptedEngine
-from worker.cancel import cancel_record
+from worker.broker.api import BrokerUnavailableError, TopicNotAvailableError
+from worker.cancel import cancel_record, parse_cancel
 
 
 async def cancel(rig, request_id: str) -> None:
@@ -53,6 +54,32 @@ async def test_a_null_value_with_a_request_id_is_a_cancel_for_all_workers(rig, p
     await rig.serve_all()
     assert rig.error("r") == "cancelled"
     assert rig.dead_letters() == []
+    assert await rig.uncommitted() == {}
+
+
+async def test_a_cancel_that_the_control_topic_does_not_take_at_once_is_sent_again(rig, prompt):
+    """It stops its own request here meanwhile, and no other."""
+    async with rig.running(rig.app(ScriptedEngine(tokens_per_second=100))) as task:
+        await rig.send(prompt("[[tokens=64]]", stream=True), x_request_id="other")
+        await rig.until_replied("other")
+        rig.broker.fail_next("send", BrokerUnavailableError("away"), topic=rig.names.control)
+        await rig.send(None, x_request_id="r")
+        await rig.until_replied("other", 9)
+        assert not task.done()
+    assert len(rig.answer("other")) == 64
+    assert [parse_cancel(record) for record in rig.broker.records(rig.names.control)].count(("", "r")) == 1
+    assert rig.dead_letters() == []
+    assert await rig.uncommitted() == {}
+
+
+async def test_a_cancel_that_the_control_topic_never_takes_is_a_dead_letter(rig, prompt):
+    """A worker without the right to write there would end at every start on the same record."""
+    async with rig.running(rig.app(reply_give_up_seconds=0.1)):
+        rig.broker.fail_next("send", TopicNotAvailableError("forbidden"), 1000, topic=rig.names.control)
+        await rig.send(None, x_request_id="r")
+        await rig.until_replied("r", topic=rig.names.dead_letter)
+        await rig.send(prompt(), x_request_id="other")
+        await rig.until_replied("other")
     assert await rig.uncommitted() == {}
 
 
