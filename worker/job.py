@@ -112,7 +112,8 @@ class Job:
             raise PromptQuarantined
         headers = parse_headers(record.headers)
         prompt = await self._off_the_loop(partial(self._decode, headers))
-        if not headers.replay and services.identities.conflicts(*envelope.cancel_key, record.value or b""):
+        named = envelope.salvaged.request_id is not None  # a place means another record in a topic that was made anew
+        if named and not headers.replay and services.identities.conflicts(*envelope.cancel_key, record.value or b""):
             raise RequestIdConflict(ALIASES["request_id"][0])
         watch = self._watch(headers)
         watch.check()

@@ -6,6 +6,7 @@ import pytest
 import zstandard
 
 from engine.scripted import ScriptedEngine
+from worker.broker.api import NewTopic, TopicPartition
 
 BAD_VALUES = {
     "null value without an id is no cancel": (None, {}, "null_value"),
@@ -136,3 +137,17 @@ async def test_an_engine_error_is_told_and_the_next_prompt_is_served(rig, prompt
     await rig.serve_all()
     assert rig.error("broken") == "engine_error"
     assert rig.answer("good")
+
+
+async def test_prompts_without_an_id_never_conflict(rig, prompt):
+    """They are called after their place, which is another record's after the topic was made anew."""
+    topic, cluster = rig.names.prompts("standard"), rig.broker._cluster
+    tp = TopicPartition(topic, 0)
+    async with rig.running(rig.app()):
+        for num_replies, text in enumerate(("first", "second"), 1):
+            await rig.producer.send(topic, json.dumps(prompt(text)).encode(), partition=0)
+            await rig.until_replied(f"{topic}-0-0", num_replies)
+            assert await cluster.changes.wait_for(lambda: cluster.group("workers").offsets[tp].offset == 1, 5.0)
+            await rig.broker.admin().delete_topics([topic])
+            await rig.broker.create_topics(NewTopic(topic, 2))
+    assert [reply.body.get("error") for reply in rig.replies(f"{topic}-0-0")] == [None, None]
