@@ -80,6 +80,7 @@ class WorkerApp:
         self._control = broker.reader([self._names.control], from_beginning=True)
         self._cancels = CancelBook()
         self._clock_check = ClockCheck(self._producer, self._names.control, clock)
+        self._follower = ControlReader(self._control, (self._cancels.take, self._take_done, self._clock_check.take))
         self.member = Membership(settings, self._routes, broker, self._admin, clock, engine.flight)
         self._progress = ProgressBook(clock, heartbeat_seconds=settings.progress_heartbeat_seconds)
         self._backlog = Backlog(self.member.tracker)
@@ -105,7 +106,9 @@ class WorkerApp:
         """Why prompts are not taken, from all partitions or from some; None when all is well."""
         if not self._engine.health.ready:
             return self._engine.health.reason or "the engine is not ready"
-        return "stopping" if self._stop.is_set() else self.member.assignment.unready or self._clock_check.reason
+        if self._stop.is_set():
+            return "stopping"
+        return self.member.assignment.unready or self._follower.unready or self._clock_check.reason
 
     @property
     def ready(self) -> bool:
@@ -159,17 +162,16 @@ class WorkerApp:
         backlog = BacklogWatch(
             self._backlog, self.member.assignment, self.member.subscription, self._admin, self._clock, self._metrics
         )
-        control = ControlReader(self._control, (self._cancels.take, self._take_done, self._clock_check.take))
         async with AsyncExitStack() as leaving:
             leaving.push_async_callback(self._leave)
-            if not await unless(self._stop, self._start(control, handover)):
+            if not await unless(self._stop, self._start(handover)):
                 return
             async with asyncio.TaskGroup() as tasks:
                 background = [
                     tasks.create_task(work)
                     for work in (
                         self._announce(handover),
-                        control.run(),
+                        self._follower.run(),
                         self._clock_check.run(),
                         self.member.committer.run(),
                         self.member.subscription.run(),
@@ -194,7 +196,7 @@ class WorkerApp:
             self.member.tracker.given_up()
             await self.member.commit_at_last(self._hurry, must=until_end and not self._stop.is_set())
 
-    async def _start(self, control: ControlReader, handover: Handover) -> None:
+    async def _start(self, handover: Handover) -> None:
         """Everything until the group is joined."""
         if not self._engine.health.ready:
             await self._engine.start()
@@ -204,7 +206,7 @@ class WorkerApp:
             await started(client)
         self.member.codec.bind(await self._admin.cluster_id())
         await self._clock_check.ask()
-        await control.catch_up()
+        await self._follower.catch_up()
         await started(self.member.subscription)
 
     async def _leave(self) -> None:

@@ -9,6 +9,7 @@ import structlog
 
 from worker.broker.api import BrokerError, Producer, Record
 from worker.clock import Clock
+from worker.control import control_body
 
 MAX_OFF_SECONDS = 60.0
 ASK_SECONDS = 60.0
@@ -67,9 +68,8 @@ class ClockCheck:
     def _sent_ms(self, record: Record) -> int | None:
         if record.key != KEY:
             return None
-        try:
-            body = json.loads(record.value or b"null")
-        except ValueError:
+        body = control_body(record, "clock")
+        if body is None or body.get("id") != self._id:
             return None
-        ours = isinstance(body, dict) and body.get("id") == self._id and isinstance(body.get("sent_ms"), int)
-        return body["sent_ms"] if ours else None
+        sent_ms = body.get("sent_ms")
+        return sent_ms if isinstance(sent_ms, int) else None

@@ -1,8 +1,12 @@
+import asyncio
+
 import pytest
 
 from engine.scripted import ScriptedEngine
-from worker.broker.api import BrokerUnavailableError, TopicNotAvailableError
+from worker.broker.api import BrokerUnavailableError, TopicNotAvailableError, UnreadableRecordsError
+from worker.broker.memory import MemoryReader
 from worker.cancel import cancel_record, parse_cancel
+from worker.clock_check import KEY as CLOCK_KEY
 
 
 async def cancel(rig, request_id: str) -> None:
@@ -126,10 +130,43 @@ async def test_a_cancelled_stream_says_what_it_has_spent(rig, prompt):
     assert 0 < usage["completion_tokens"] <= engine.stats().generated_tokens_total
 
 
+@pytest.mark.parametrize("key", [b"k", CLOCK_KEY])
 @pytest.mark.parametrize("value", [b"[" * 100_000, b'{"type": "cancel", "request_id": 5}', b"\xff", b'"cancel"', None])
-async def test_a_control_record_that_cannot_be_read_ends_no_worker(rig, prompt, value):
+async def test_a_control_record_that_cannot_be_read_ends_no_worker(rig, prompt, value, key):
     """Every worker reads the topic at every start: one that raised there would end the whole group for good."""
-    await rig.producer.send(rig.names.control, value, key=b"k")
+    await rig.producer.send(rig.names.control, value, key=key)
     await rig.send(prompt(), x_request_id="good")
     await rig.serve_all()
     assert rig.answer("good")
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+async def test_control_records_that_cannot_be_read_are_tried_again(rig, prompt, monkeypatch, at_start):
+    """The worker says so and goes on with its prompts; at a start it waits, since it could miss a cancel."""
+    monkeypatch.setattr("worker.control.AGAIN_SECONDS", 0.01)
+    app, poll, seen, told = rig.app(), MemoryReader.poll, [], asyncio.Event()
+    failing = 3 if at_start else 0
+
+    async def corrupt(self, max_records, timeout_seconds):
+        nonlocal failing
+        if failing and self is app._control:
+            seen.append(app.unready)
+            failing -= 1
+            if not failing:
+                told.set()
+            raise UnreadableRecordsError("bad CRC")
+        return await poll(self, max_records, timeout_seconds)
+
+    monkeypatch.setattr(MemoryReader, "poll", corrupt)
+    async with rig.running(app):
+        await rig.send(prompt(), x_request_id="before")
+        await rig.until_replied("before")
+        failing = 0 if at_start else 3
+        async with asyncio.timeout(5):
+            await told.wait()
+        await cancel(rig, "r")
+        await rig.send(prompt("[[slow]]"), x_request_id="r")
+        await rig.until_replied("r")
+    assert rig.error("r") == "cancelled"
+    assert len(seen) == 3
+    assert at_start or seen[1:] == ["control records cannot be read"] * 2
