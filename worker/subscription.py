@@ -7,7 +7,16 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import structlog
 
 from topics.routes import RouteTable
-from worker.broker.api import Admin, BrokerError, Consumer, OffsetCommit, RebalanceListener, Record, TopicPartition
+from worker.broker.api import (
+    Admin,
+    BrokerError,
+    Consumer,
+    OffsetCommit,
+    RebalanceListener,
+    Record,
+    TopicPartition,
+    UnreadableRecordsError,
+)
 from worker.errors import WorkerError
 from worker.watchdog import Watchdog
 
@@ -145,8 +154,10 @@ class Subscription:
             self._watchdog.asked(tps)
             try:
                 records = await poll(consumer)
-            except BrokerError:
+            except BrokerError as error:
                 if consumer is self._consumer:
+                    if isinstance(error, UnreadableRecordsError):  # an answer, and no other consumer has a better one
+                        self._watchdog.answered(tps, fruitful=tps if len(tps) == 1 else ())
                     raise
                 records = ()  # it was replaced under the poll
             self._watchdog.answered(tps, fruitful={record.tp for record in records})

@@ -5,7 +5,9 @@ from functools import partial
 
 import pytest
 
-from worker.broker.api import BrokerUnavailableError, TopicPartition
+from topics.routes import Route, RouteTable
+from worker.broker.api import BrokerUnavailableError, TopicPartition, UnreadableRecordsError
+from worker.subscription import Subscription
 from worker.watchdog import Watchdog
 
 ONE, TWO = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -52,6 +54,24 @@ class Hands:
             await self.watchdog.look(self)
 
 
+class Unreadable:
+    """A consumer whose next records are corrupt."""
+
+    async def start(self) -> None: ...
+
+    async def poll(self, *_):
+        raise UnreadableRecordsError("bad CRC")
+
+    poll_any = poll
+
+
+class Counts:
+    """An admin client of a cluster without topics."""
+
+    async def partition_counts(self):
+        return {}
+
+
 async def test_a_partition_with_nothing_to_read_does_not_stall():
     """Silence is no fault, nor are offsets without records, which the position passes."""
     hands = Hands()
@@ -84,6 +104,27 @@ async def test_a_partition_that_nobody_asks_for_is_not_judged():
         hands.time += 1.0
         await hands.watchdog.look(hands)
     assert hands.num_renewed == 0
+
+
+async def test_a_partition_whose_records_cannot_be_read_is_judged_by_nobody():
+    """Neither another consumer nor another process reads them better; a poll of all partitions says nothing of one."""
+    hands, consumer = Hands(), Unreadable()
+    hands.ends[ONE] = 5
+    subscription = Subscription(
+        lambda topics, listener: consumer,
+        None,
+        RouteTable(routes=(Route(topics=("t",)),)),
+        Counts(),
+        watchdog=hands.watchdog,
+    )
+    await subscription.start()
+    for _ in range(200):
+        hands.time += 1.0
+        for poll in (subscription.poll(ONE, 1, 0), subscription.poll_any((ONE, TWO), 0)):
+            with pytest.raises(UnreadableRecordsError):
+                await poll
+        await hands.watchdog.look(hands)
+    assert (hands.num_renewed, hands.watchdog.reason) == (0, None)
 
 
 async def test_a_poll_that_never_returns_is_a_stall():
