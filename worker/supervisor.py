@@ -174,16 +174,17 @@ class Supervisor:
 
     async def _replace(self, old: ChildProcess, tasks: asyncio.TaskGroup) -> None:
         needed, available = self._memory.resident(old.process.pid), self._memory.available()
-        if reason := self._restarting.one_at_a_time:
-            log.warning("draining before the restart", reason=reason)
-            await self._drain_then_start(old, tasks)
-            return
-        if needed > available:
-            log.warning("no memory for two models: draining first", needed_bytes=needed, available_bytes=available)
+        reason = self._restarting.one_at_a_time or ("no memory for two models" if needed > available else None)
+        if reason is not None:
+            log.warning("draining before the restart", reason=reason, needed_bytes=needed, available_bytes=available)
             await self._drain_then_start(old, tasks)
             return
         log.info("a new process loads beside the old one", old_pid=old.process.pid)
-        new = await self._spawn()
+        try:
+            new = await self._spawn()
+        except OSError as error:
+            log.warning("a new process could not be started, the old one goes on", error=str(error))
+            return
         self._adopt(new, tasks)
         if await new.until(ChildState.LOADED) is not ChildState.LOADED:
             if not self._stop.is_set():
@@ -194,7 +195,8 @@ class Supervisor:
         await self._within(HAND_OVER_SECONDS, old, ChildState.HANDED_OVER)
         tasks.create_task(self._within(self._stopping.lease_seconds + HAND_OVER_SECONDS, old, ChildState.ENDED))
         await self._enter(new, lambda: () if old.state is ChildState.ENDED else old.running)
-        log.info("the new process serves", pid=new.process.pid, left_to_old=len(old.running))
+        if new.state is ChildState.SERVING:
+            log.info("the new process serves", pid=new.process.pid, left_to_old=len(old.running))
 
     async def _drain_then_start(self, old: ChildProcess, tasks: asyncio.TaskGroup) -> None:
         self._drained_first = old
@@ -208,7 +210,10 @@ class Supervisor:
             await self._enter(new, lambda: ())
 
     async def _enter(self, child: ChildProcess, elsewhere: Callable[[], "list[Answered] | tuple[()]"]) -> None:
-        """Let a loaded child join. `elsewhere` is asked at that moment: what ends before it is told of otherwise."""
+        """Let a loaded child join, unless it has ended since. `elsewhere` is asked at that moment: what ends before it
+        is told of otherwise."""
+        if child.state is not ChildState.LOADED:
+            return
         child.join(elsewhere())
         self._serving_since = self._settled_bytes = None
         if await child.until(ChildState.SERVING) is ChildState.SERVING:

@@ -222,6 +222,46 @@ async def test_a_new_process_that_cannot_load_changes_nothing(rig, house):
     assert await task == 0
 
 
+async def test_a_new_process_that_ends_before_it_joins_costs_no_answer_of_the_old_one(rig, house):
+    """It had loaded, and the old one was leaving the group: that drains and ends by itself, and so does the worker."""
+    house.engines = [ScriptedEngine(tokens_per_second=100), ScriptedEngine()]
+    async with house.running() as task:
+        await house.until_serving(1)
+        await send(rig, ["r"], "[[tokens=60]]")
+        await rig.until_replied("r")
+        old, told = house.processes[0], asyncio.Event()
+        hand_over, old.app.request_hand_over = old.app.request_hand_over, told.set
+        house.supervisor.request_restart()
+        await told.wait()
+        house.processes[1].kill()
+        await house.until(2, ChildState.ENDED)
+        hand_over()
+        assert await task == 137
+    assert not old.killed
+    assert len(rig.answer("r")) == 60
+
+
+async def test_a_new_process_that_cannot_be_started_changes_nothing(rig, house):
+    """There is no room for another process just now."""
+    async with house.running() as task:
+        await house.until_serving(1)
+        spawn, failed = house.supervisor._spawn, asyncio.Event()
+
+        async def failing():
+            house.supervisor._spawn = spawn
+            failed.set()
+            raise BlockingIOError("fork: no more processes")
+
+        house.supervisor._spawn = failing
+        house.supervisor.request_restart()
+        await failed.wait()
+        await rig.send({"messages": [{"role": "user", "content": "x"}]}, x_request_id="r")
+        await rig.until_replied("r")
+        house.supervisor.request_restart()
+        await house.until_serving(2)
+    assert await task == 0
+
+
 async def test_without_memory_for_two_the_old_process_drains_first(rig, house):
     """One of them at a time; nothing is lost."""
     house.memory.free = 99  # one less than a child has
