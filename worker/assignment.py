@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import Collection
 
+import structlog
+
 from engine.flight import MAX_NAMED, FlightRecorder
 from worker.admission import Admission
 from worker.broker.api import BrokerError, Consumer, TopicPartition
@@ -14,6 +16,8 @@ from worker.offsets import OffsetTracker
 from worker.partition_state import PartitionStart
 
 REVOKE_COMMIT_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
 
 
 class Assignment:
@@ -37,6 +41,7 @@ class Assignment:
         self.ends: dict[TopicPartition, int] = {}
         self.positions: dict[TopicPartition, int] = {}
         self.starts: dict[TopicPartition, int] = {}
+        self.expected: dict[TopicPartition, int] = {}  # the lowest offset that may come next
         self.paused: frozenset[TopicPartition] = frozenset()
         self.stuck: set[TopicPartition] = set()  # a dead letter of theirs finds no place
         self.unreadable: dict[TopicPartition, float] = {}  # until when they are not asked again
@@ -46,6 +51,7 @@ class Assignment:
         self._codec = codec
         self._clock = clock
         self._flight = flight
+        self._anew: set[TopicPartition] = set()  # their commits are of another log
         self._lease_ms = int(lease_seconds * 1000)
         self._from_beginning = from_beginning
         self._max_replay_age = max_replay_age_seconds
@@ -78,6 +84,9 @@ class Assignment:
         self.unreadable.clear()
         committed = await consumer.committed(assigned)
         ends = await consumer.end_offsets(assigned)
+        beyond = {tp for tp, commit in committed.items() if commit is not None and commit.offset > ends[tp]}
+        anew = beyond | (self._anew & set(assigned))
+        committed |= dict.fromkeys(anew)
         starts = {tp: commit.offset for tp, commit in committed.items() if commit is not None}
         fresh = [tp for tp in assigned if tp not in starts]
         if fresh:
@@ -88,6 +97,10 @@ class Assignment:
                 starts[tp] = ends[tp] if offset is None else offset
         if epoch != self.epoch:  # they were taken away again meanwhile
             return
+        if anew:
+            log.warning("partitions were made anew, their commits are of another log", partitions=sorted(anew))
+            self._tracker.forget(anew)
+            self._anew -= anew
         found = {}
         for tp in assigned:
             commit = committed.get(tp)
@@ -101,7 +114,11 @@ class Assignment:
         self._tracker.assign(found)
         self.starts = starts
         self._admission.assigned(self._clock.now())
+        for tp in anew:
+            self.positions.pop(tp, None)
+            self.ends.pop(tp, None)
         self.positions = {tp: max(starts[tp], self.positions.get(tp, 0)) for tp in assigned}
+        self.expected = dict(starts)
         for tp in assigned:
             self.ends.setdefault(tp, ends[tp])
         self.epoch += 1
@@ -111,6 +128,15 @@ class Assignment:
         # done when a commit was refused may be all that ever happens on the partition.
         assert self._committer is not None
         self._committer.progressed()
+
+    async def begin_again(self, tp: TopicPartition) -> None:
+        """A lower offset came than the one after the last: the log is another one that was made under the same name.
+        Everything begins again as after a rebalance, this partition as if nothing of it had been committed."""
+        self._anew.add(tp)
+        try:
+            await self.on_assigned(frozenset(self.open))
+        except BrokerError as error:  # nothing is open now, which the watchdog mends
+            log.warning("a partition that was made anew cannot begin yet", error=str(error) or type(error).__name__)
 
     def _recorded(self, kind: str, tps: Collection[TopicPartition]) -> None:
         named = [f"{tp.topic}:{tp.partition}" for tp in sorted(tps)[:MAX_NAMED]]
@@ -124,6 +150,7 @@ class Assignment:
     def polled(self, tp: TopicPartition, next_offset: int) -> None:
         """Everything before `next_offset` has been taken."""
         self.positions[tp] = max(next_offset, self.positions.get(tp, 0))
+        self.expected[tp] = next_offset
 
     @property
     def unready(self) -> str | None:

@@ -152,10 +152,8 @@ class Intake:
             log.warning("records cannot be read", topic=tp.topic, partition=tp.partition, error=str(error))
             self._assignment.unreadable[tp] = self._clock.now() + AGAIN_SECONDS
             return
-        if epoch != self._assignment.epoch:
-            self._ask_again(tp)
-        elif records:
-            self._take(tp, cls, records)
+        if records or epoch != self._assignment.epoch:
+            await self._deliver(tp, cls, records, epoch)
         else:
             self._empty[tp] = self._clock.now() + IDLE_SECONDS
 
@@ -171,10 +169,16 @@ class Intake:
             return
         self._empty.clear()
         tp = records[0].tp
+        await self._deliver(tp, self._class_of(tp.topic), records, epoch)
+
+    async def _deliver(self, tp: TopicPartition, cls: PriorityClass, records: Sequence[Record], epoch: int) -> None:
+        """Take them, unless they were asked for in another epoch or are of another log."""
         if epoch != self._assignment.epoch:
             self._ask_again(tp)
+        elif records[0].offset < self._assignment.expected.get(tp, 0):
+            await self._assignment.begin_again(tp)
         else:
-            self._take(tp, self._class_of(tp.topic), records)
+            self._take(tp, cls, records)
 
     def _take(self, tp: TopicPartition, cls: PriorityClass, records: Sequence[Record]) -> None:
         for record in records:
@@ -192,7 +196,9 @@ class Intake:
         """Records that a rebalance overtook are not counted; where the partition is ours they are delivered again."""
         if tp in self._assignment.open:
             next_offset = self._tracker.next_offset(tp)
-            self._consumer.seek(tp, self._assignment.starts[tp] if next_offset is None else next_offset)
+            offset = self._assignment.starts[tp] if next_offset is None else next_offset
+            self._consumer.seek(tp, offset)
+            self._assignment.expected[tp] = offset
 
     async def _pass_gaps(self, ready: Mapping[PriorityClass, Collection[TopicPartition]]) -> None:
         """Where polling brings nothing although an end is not reached: the end may be a gap, and is reached then."""

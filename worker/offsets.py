@@ -40,6 +40,11 @@ class OffsetTracker:
             if not self._partitions[tp].running:
                 del self._partitions[tp]
 
+    def forget(self, tps: Collection[TopicPartition]) -> None:
+        """They are other logs now: what still runs of the former ones changes nothing when it ends."""
+        for tp in tps:
+            self._partitions.pop(tp, None)
+
     def _begin(self, part: PartitionState, start: PartitionStart) -> None:
         self._take_away(part)
         part.assigned = True
