@@ -129,3 +129,6 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up: Product, row_format: RowFormat) -> Rows:
         """[T, 2 F] -> [T, F]: silu of the first half times the second, in the form that the next linear takes."""
+
+    def feed_forward(self, rows: Rows, gate_up: Linear, down: Linear) -> Product:
+        """[T, E] -> [T, E]: `down` of `silu_mul` of `gate_up`, as many rows at once as the device likes best."""

@@ -1,5 +1,6 @@
 """The forms in which the rows of a step pass from one operation to the next. Shape letters as in `kernels.api`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -40,6 +41,12 @@ class QuantRows:
     values: Tensor  # [T, X] uint8
     scales: Tensor  # [T] float32
 
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, rows: slice) -> "QuantRows":
+        return QuantRows(self.values[rows], self.scales[rows])
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledRows:
@@ -59,3 +66,12 @@ Product = Tensor | ScaledRows
 def dense(product: Product) -> Tensor:
     """The product with its row factors applied; a dense one as it is."""
     return product.values * product.scales[:, None] if isinstance(product, ScaledRows) else product
+
+
+def joined(products: Sequence[Product]) -> Product:
+    """Products of one linear, one below the other."""
+    dense_parts = [part for part in products if not isinstance(part, ScaledRows)]
+    if dense_parts:
+        return torch.cat(dense_parts)
+    parts = [part for part in products if isinstance(part, ScaledRows)]
+    return ScaledRows(torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts]))

@@ -118,7 +118,7 @@ class LlamaForCausalLM:
             rotated = kernels.rotary_write_kv(layer.qkv(rows), layer.head_norms, kv, plan)
             attended = kernels.attention(rotated, kv, plan).flatten(1)
             rows = kernels.add_rms_norm(residual, layer.out(attended), layer.post_norm, eps, layer.gate_up.row_format)
-            state.delta = layer.down(kernels.silu_mul(layer.gate_up(rows), layer.down.row_format))
+            state.delta = kernels.feed_forward(rows, layer.gate_up, layer.down)
         state.next_layer = last_layer
 
     def finish(self, state: ForwardPass) -> Tensor:

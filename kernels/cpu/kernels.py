@@ -5,6 +5,7 @@ from torch import Tensor
 
 from kernels.api import AttentionPlan, HeadNorms, Linear
 from kernels.cpu.attention import CpuAttention
+from kernels.cpu.feed_forward import feed_forward
 from kernels.cpu.int8 import make_int8_linear
 from kernels.cpu.linear import make_linear
 from kernels.cpu.pointwise import rms_norm, rotary, silu_mul
@@ -50,6 +51,9 @@ class TorchKernels:
 
     def silu_mul(self, gate_up: Product, row_format: RowFormat) -> Rows:
         return to_rows(silu_mul(dense(gate_up)), row_format)
+
+    def feed_forward(self, rows: Rows, gate_up: Linear, down: Linear) -> Product:
+        return feed_forward(self.silu_mul, rows, gate_up, down)
 
     def _planned(self, kv: LayerKV, plan: AttentionPlan) -> CpuAttention | StoredAttention:
         if self._steps and self._steps[0].plan is not plan:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.api import AttentionPlan, HeadNorms, Linear
+from kernels.cpu.feed_forward import feed_forward
 from kernels.cpu.few_rows import FewRowsInt8Linear
 from kernels.cpu.int8 import make_int8_linear
 from kernels.cpu.linear import make_linear
@@ -132,3 +133,6 @@ class NativeKernels:
         if row_format.is_int8:
             return QuantRows(*self._ops.silu_mul_int8(values, scales, row_format.hadamard))
         return self._ops.silu_mul(values, scales, row_format.dtype)
+
+    def feed_forward(self, rows: Rows, gate_up: Linear, down: Linear) -> Product:
+        return feed_forward(self.silu_mul, rows, gate_up, down)

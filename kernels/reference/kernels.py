@@ -42,3 +42,6 @@ class ReferenceKernels:
 
     def silu_mul(self, gate_up: Product, row_format: RowFormat) -> Rows:
         return quant.to_rows(layers.silu_mul(dense(gate_up)), row_format)
+
+    def feed_forward(self, rows: Rows, gate_up: Linear, down: Linear) -> Product:
+        return down(self.silu_mul(gate_up(rows), down.row_format))

@@ -38,7 +38,7 @@ from engine.loaded_model import LoadedModel  # noqa: E402
 from engine.loading import load_model_and_core  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 
-BULK_TOKENS, BULK_OUT, URGENT_TOKENS, URGENT_OUT = 1500, 16, 50, 8
+BULK_TOKENS, BULK_OUT, URGENT_TOKENS, URGENT_OUT = 1500, 8, 50, 8
 LEAST_CHUNK, LEAST_SHARE = 1024, 0.9
 CONFIG = EngineConfig(
     num_blocks=2048,

@@ -25,7 +25,8 @@ async def restart_under_streams(ledger, workers, worker, text: str, later: str) 
         assert worker.runs, worker.log.read_text()[-3000:]
     second = worker.tree()[0]
     while first.is_running():
-        await ledger.send(2, later)
+        if len(ledger.entries) - ledger.num_settled < 40:  # no more than a slow machine can answer
+            await ledger.send(2, later)
         await ledger.read(0.5)
     assert second.is_running()
     await ledger.until_settled(seconds=240)
