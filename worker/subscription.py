@@ -14,6 +14,7 @@ from worker.broker.api import (
     OffsetCommit,
     RebalanceListener,
     Record,
+    TopicNotAvailableError,
     TopicPartition,
     UnreadableRecordsError,
 )
@@ -156,7 +157,9 @@ class Subscription:
                 records = await poll(consumer)
             except BrokerError as error:
                 if consumer is self._consumer:
-                    if isinstance(error, UnreadableRecordsError):  # an answer, and no other consumer has a better one
+                    if isinstance(
+                        error, UnreadableRecordsError | TopicNotAvailableError
+                    ):  # an answer, and no other consumer has a better one
                         self._watchdog.answered(tps, fruitful=tps if len(tps) == 1 else ())
                     raise
                 records = ()  # it was replaced under the poll

@@ -3,8 +3,10 @@
 import asyncio
 import json
 
+import pytest
+
 from engine.scripted import ScriptedEngine
-from worker.broker.api import TopicPartition, UnreadableRecordsError
+from worker.broker.api import TopicNotAvailableError, TopicPartition, UnreadableRecordsError
 from worker.broker.memory_consumer import MemoryConsumer
 
 
@@ -30,7 +32,8 @@ async def test_one_stuck_prompt_stops_its_partition_and_no_other(rig, prompt):
     assert sum((await rig.uncommitted()).values()) == 4
 
 
-async def test_records_that_cannot_be_read_stop_their_partition_and_are_tried_again(rig, prompt, monkeypatch):
+@pytest.mark.parametrize("error", [UnreadableRecordsError("bad CRC"), TopicNotAvailableError("no right to read")])
+async def test_records_that_cannot_be_read_stop_their_partition_and_are_tried_again(rig, prompt, monkeypatch, error):
     """The worker lives, says where, passes nothing, and goes on when they can be read."""
     monkeypatch.setattr("worker.intake.AGAIN_SECONDS", 0.1)
     seen: list[str | None] = []
@@ -41,7 +44,7 @@ async def test_records_that_cannot_be_read_stop_their_partition_and_are_tried_ag
         if tp == TopicPartition("v4flash.prompts.standard", 0) and failures:
             seen.append(app.unready)
             failures -= 1
-            raise UnreadableRecordsError("bad CRC")
+            raise error
         return await poll(self, tp, max_records, timeout_seconds)
 
     monkeypatch.setattr(MemoryConsumer, "poll", failing)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from topics.routes import Route, RouteTable
-from worker.broker.api import BrokerUnavailableError, TopicPartition, UnreadableRecordsError
+from worker.broker.api import BrokerUnavailableError, TopicNotAvailableError, TopicPartition, UnreadableRecordsError
 from worker.subscription import Subscription
 from worker.watchdog import Watchdog
 
@@ -55,12 +55,15 @@ class Hands:
 
 
 class Unreadable:
-    """A consumer whose next records are corrupt."""
+    """A consumer whose next records do not come."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
     async def start(self) -> None: ...
 
     async def poll(self, *_):
-        raise UnreadableRecordsError("bad CRC")
+        raise self.error
 
     poll_any = poll
 
@@ -106,9 +109,10 @@ async def test_a_partition_that_nobody_asks_for_is_not_judged():
     assert hands.num_renewed == 0
 
 
-async def test_a_partition_whose_records_cannot_be_read_is_judged_by_nobody():
+@pytest.mark.parametrize("error", [UnreadableRecordsError("bad CRC"), TopicNotAvailableError("no right to read")])
+async def test_a_partition_whose_records_cannot_be_read_is_judged_by_nobody(error):
     """Neither another consumer nor another process reads them better; a poll of all partitions says nothing of one."""
-    hands, consumer = Hands(), Unreadable()
+    hands, consumer = Hands(), Unreadable(error)
     hands.ends[ONE] = 5
     subscription = Subscription(
         lambda topics, listener: consumer,
@@ -121,7 +125,7 @@ async def test_a_partition_whose_records_cannot_be_read_is_judged_by_nobody():
     for _ in range(200):
         hands.time += 1.0
         for poll in (subscription.poll(ONE, 1, 0), subscription.poll_any((ONE, TWO), 0)):
-            with pytest.raises(UnreadableRecordsError):
+            with pytest.raises(type(error)):
                 await poll
         await hands.watchdog.look(hands)
     assert (hands.num_renewed, hands.watchdog.reason) == (0, None)
