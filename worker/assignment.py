@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import structlog
 
@@ -151,6 +151,15 @@ class Assignment:
         """Everything before `next_offset` has been taken."""
         self.positions[tp] = max(next_offset, self.positions.get(tp, 0))
         self.expected[tp] = next_offset
+
+    def passed(self, positions: Mapping[TopicPartition, int]) -> None:
+        """The consumer has these with nothing on its way to us: what lies between is a gap, and may be committed."""
+        for tp, position in positions.items():
+            if tp in self.open and position > self.positions[tp]:
+                self._tracker.passed(tp, position)
+                self.polled(tp, position)
+                assert self._committer is not None
+                self._committer.progressed()
 
     @property
     def unready(self) -> str | None:

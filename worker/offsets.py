@@ -106,6 +106,13 @@ class OffsetTracker:
             part.settle()
         return new
 
+    def passed(self, tp: TopicPartition, next_offset: int) -> None:
+        """Nothing that was not delivered lies before `next_offset`: a gap, as compaction and control records leave."""
+        part = self._partitions.get(tp)
+        if part is not None and part.assigned and (part.next is None or next_offset > part.next):
+            part.next = next_offset
+            part.settle()
+
     def started(self, tp: TopicPartition, offset: int, *, alone: bool = False) -> int:
         """A waiting offset begins; the number is for its end. Raises KeyError for one that does not wait."""
         part = self._partitions[tp]

@@ -90,3 +90,32 @@ async def test_a_worker_tells_what_waits_in_its_partitions(rig, prompt):
     told = {"topic": "jobs", "partition": "0"}
     assert 10 < value("v4flash_partition_backlog_tokens", told) < 40
     assert 3500 < value("v4flash_partition_seconds_to_retention_loss", told) <= 3600
+
+
+async def test_an_end_that_is_a_gap_is_no_backlog_and_is_committed(rig, prompt):
+    """The marker of a transaction behind the last prompt: nothing will ever come of it; what runs is not passed."""
+    await rig.broker.create_topics(NewTopic("jobs", 1))
+    routes, metrics, jobs = RouteTable(routes=(Route(topics=("jobs",)),)), Metrics(), TopicPartition("jobs", 0)
+    for text in ("[[slow]] [[tokens=8]]", "hello"):
+        value = json.dumps(prompt(text)).encode()
+        await rig.producer.send("jobs", value, headers=(("x-request-id", text.encode()),))
+    app = rig.app(ScriptedEngine(), routes=routes)
+    watch = BacklogWatch(
+        app._backlog, app.member.assignment, app.member.subscription, rig.broker.admin(), SystemClock(), metrics
+    )
+    offsets, changes = rig.broker._cluster.group("workers").offsets, rig.broker._cluster.changes
+    async with rig.running(app):
+        await rig.until_replied("hello")
+        rig.broker.leave_gap(jobs, 3)
+        await watch.look()
+        assert app.member.tracker.watermark(jobs) == 0
+        await rig.until_replied("[[slow]] [[tokens=8]]")
+        assert await changes.wait_for(lambda: offsets[jobs].offset == 5, 5.0)
+        await watch.look()
+        value = json.dumps(prompt("after")).encode()
+        await rig.producer.send("jobs", value, headers=(("x-request-id", b"after"),))
+        await rig.until_replied("after")
+    assert (
+        metrics.registry.get_sample_value("v4flash_partition_backlog_tokens", {"topic": "jobs", "partition": "0"}) == 0
+    )
+    assert offsets[jobs].offset == 6
