@@ -77,7 +77,8 @@ class TopicNotAvailableError(BrokerError):
 
 
 class ProducerWedgedError(BrokerError):
-    """The producer can never send again (fenced, out of order): replace it."""
+    """The producer can never send again (fenced, out of order), or nobody knows what becomes of this record: replace
+    it, and begin anew what must not be there twice."""
 
 
 class CommitRejectedError(BrokerError):

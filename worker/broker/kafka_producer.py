@@ -66,16 +66,21 @@ class KafkaProducer:
         num_partitions = await self._num_partitions(topic)
         if partition is not None and not 0 <= partition < num_partitions:
             raise TopicNotAvailableError(f"there is no {topic}[{partition}]")
+        limit, accepted = asyncio.timeout(2 * self._connection.request_timeout_seconds), False
         try:
             with mapped_errors():
-                async with asyncio.timeout(2 * self._connection.request_timeout_seconds):
-                    sent = await self._client.send_and_wait(
+                async with limit:
+                    acknowledged = await self._client.send(
                         topic, value, key=key, partition=partition, headers=list(headers)
                     )
+                    accepted = True
+                    sent = await acknowledged
         except ProducerWedgedError:
             self._wedged = True
             raise
         except BrokerError as error:
+            if accepted and limit.expired():  # aiokafka goes on with it: sent again, it would be there twice
+                raise ProducerWedgedError("Kafka has not acknowledged in time") from error
             if self._client is not None and self._is_dead(self._client):
                 self._wedged = True
                 raise ProducerWedgedError(str(error)) from error
