@@ -70,6 +70,7 @@ class Subscription:
         self._topics: frozenset[str] = frozenset()
         self._consumer: Consumer | None = None
         self._polling = asyncio.Lock()
+        self._changing = asyncio.Lock()  # one change of consumers at a time; taken after the other one
         self._joined = asyncio.Event()
         self._left = False
 
@@ -99,25 +100,22 @@ class Subscription:
         if topics <= self._topics:
             return
         _warn_of_fewer_partitions(topics, counts)
-        async with self._polling:
+        async with self._polling, self._changing:
             log.info("new prompt topics", topics=sorted(topics - self._topics))
             before = self._consumer
-            if before is not None:
+            if before is not None and not self._left:
                 await self._listener.on_revoked(before.assignment())
                 await before.stop()
             await self._subscribe(topics)
 
     async def renew(self) -> None:
         """Leave the group and join it again with another consumer, also when a poll of the old one hangs."""
-        if self._left:
-            return
-        before = self._inner
-        await self._listener.on_revoked(before.assignment())
-        self._joined.clear()
-        self._consumer = self._join(sorted(self._topics), self._listener)
-        await before.stop()  # ends a poll that hangs
-        await self._consumer.start()
-        self._joined.set()
+        async with self._changing:
+            if self._left:
+                return
+            before = self._inner
+            await self._listener.on_revoked(before.assignment())
+            await self._subscribe(self._topics, instead_of=before)
 
     @property
     def joined(self) -> bool:
@@ -205,9 +203,19 @@ class Subscription:
     def _matching(self, existing: Collection[str]) -> frozenset[str]:
         return self._routes.topics | {topic for topic in existing if self._routes.match(topic) is not None}
 
-    async def _subscribe(self, topics: frozenset[str]) -> None:
+    async def _subscribe(self, topics: frozenset[str], *, instead_of: Consumer | None = None) -> None:
+        """Join with a new consumer, unless we have left the group: one that has joined by then leaves again."""
+        if self._left:
+            return
         self._joined.clear()
-        self._consumer = self._join(sorted(topics), self._listener)  # in place before it starts: the listener uses it
-        await self._consumer.start()
+        consumer = self._consumer = self._join(sorted(topics), self._listener)  # before it starts: the listener uses it
+        if instead_of is not None:
+            await instead_of.stop()  # ends a poll that hangs
+        if self._left:
+            return
+        await consumer.start()
+        if self._left:
+            await consumer.stop()
+            return
         self._topics = topics  # not before: after a start that failed the next refresh tries again
         self._joined.set()

@@ -6,7 +6,7 @@ import pytest
 from aiokafka import TopicPartition as KafkaTopicPartition
 from aiokafka import errors
 
-from worker.broker.api import BrokerUnavailableError, TopicPartition, UnreadableRecordsError
+from worker.broker.api import BrokerError, BrokerUnavailableError, TopicPartition, UnreadableRecordsError
 from worker.broker.kafka_connection import KafkaConnection
 from worker.broker.kafka_fetcher import KafkaFetcher
 
@@ -76,3 +76,32 @@ async def test_a_broker_that_is_away_is_no_bad_record():
     """The partition is not blamed for it."""
     with pytest.raises(BrokerUnavailableError):
         await fetcher_on(Client(0, errors.KafkaConnectionError())).fetch(TP, 8, 0.0)
+
+
+@pytest.mark.parametrize("comes_up", [False, True])
+async def test_a_consumer_that_is_stopped_while_it_starts_leaves_nothing_in_the_group(monkeypatch, comes_up):
+    """Neither the client that was starting nor another one that the retries would make."""
+    made = []
+
+    class Starting:
+        def __init__(self, **_) -> None:
+            made.append(self)
+            self.running = False
+
+        def subscribe(self, topics, listener) -> None: ...
+
+        async def start(self) -> None:
+            await fetcher.stop()
+            if not comes_up:
+                raise errors.KafkaConnectionError
+            self.running = True
+
+        async def stop(self) -> None:
+            self.running = False
+
+    monkeypatch.setattr("worker.broker.kafka_fetcher.PatientConsumer", Starting)
+    fetcher = KafkaFetcher(KafkaConnection("127.0.0.1:1"), "group")
+    with pytest.raises(BrokerError):
+        await fetcher.start(("t",))
+    assert [client.running for client in made] == [False]
+    assert not fetcher.running

@@ -1,3 +1,4 @@
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -98,3 +99,86 @@ async def test_matched_topics_with_fewer_partitions_are_named_and_served(rig, pr
             await app.member.subscription.refresh()
     told = [line["topics"] for line in logs if line["event"].startswith("topics with fewer partitions")]
     assert told == [{"tenants.a": 1}, {"tenants.a": 1, "tenants.c": 1}]
+
+
+class Members:
+    """Consumers that join when they have started; each start and stop takes a pass, and waits for one."""
+
+    def __init__(self) -> None:
+        self.joined: set[int] = set()
+        self.num_made = 0
+        self.passes, self.waiting = asyncio.Semaphore(1), asyncio.Event()
+
+    def join(self, topics, listener):
+        number = self.num_made = self.num_made + 1
+
+        async def passing() -> None:
+            if self.passes.locked():
+                self.waiting.set()
+            await self.passes.acquire()
+
+        async def start() -> None:
+            await passing()
+            self.joined.add(number)
+
+        async def stop() -> None:
+            await passing()
+            self.joined.discard(number)
+
+        return SimpleNamespace(start=start, stop=stop, assignment=frozenset)
+
+
+async def changing() -> tuple[Members, Subscription, dict[str, int]]:
+    """A subscription that has joined, and whose next change waits for a pass."""
+    members, counts = Members(), {"tenants.a": 1}
+
+    async def partition_counts() -> dict[str, int]:
+        return counts
+
+    async def on_revoked(revoked) -> None: ...
+
+    subscription = Subscription(
+        members.join,
+        SimpleNamespace(on_revoked=on_revoked),
+        RouteTable(routes=(Route(pattern=r"tenants\.[a-z]+"),)),
+        SimpleNamespace(partition_counts=partition_counts),
+        watchdog=Watchdog(SystemClock(), frozenset),
+    )
+    await subscription.start()
+    counts["tenants.b"] = 1
+    return members, subscription, counts
+
+
+@pytest.mark.parametrize(("one", "other"), [("renew", "refresh"), ("refresh", "renew"), ("renew", "renew")])
+async def test_changes_that_overlap_leave_one_member_in_the_group(one, other):
+    """A second one that nobody polls would hold partitions for ever."""
+    members, subscription, _ = await changing()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        tasks.create_task(getattr(subscription, one)())
+        await members.waiting.wait()
+        tasks.create_task(getattr(subscription, other)())
+        await asyncio.sleep(0)
+        for _ in range(10):
+            members.passes.release()
+    assert members.joined == {members.num_made}
+    assert subscription.joined
+
+
+@pytest.mark.parametrize("change", ["renew", "refresh"])
+@pytest.mark.parametrize("num_passed", [0, 1])
+async def test_who_hands_over_in_the_middle_of_a_change_leaves_the_group(change, num_passed):
+    """The change does not bring it back, whether it was leaving the group or joining it."""
+    members, subscription, _ = await changing()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        tasks.create_task(getattr(subscription, change)())
+        await members.waiting.wait()
+        for _ in range(num_passed):
+            members.waiting.clear()
+            members.passes.release()
+            await members.waiting.wait()
+        tasks.create_task(subscription.hand_over())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for _ in range(10):
+            members.passes.release()
+    assert members.joined == set()

@@ -32,6 +32,7 @@ class KafkaFetcher:
         self._group = group
         self._client: Any = None
         self._next: dict[TopicPartition, int] = {}
+        self._closed = False
 
     @property
     def client(self) -> Any:
@@ -49,10 +50,12 @@ class KafkaFetcher:
         return [KafkaTopicPartition(*tp) for tp in tps]
 
     async def start(self, topics: Sequence[str] = (), listener: Any = None) -> None:
-        """Connect, and subscribe to `topics` if any are given; retried while the broker is away."""
+        """Connect, and subscribe to `topics` if any are given; retried while the broker is away. Raises BrokerError
+        where it is stopped meanwhile: nothing stays behind that would be a member of the group."""
         connection = self._connection
 
         async def attempt() -> None:
+            self._check_open()
             client = PatientConsumer(
                 **connection.client_arguments(),
                 group_id=self._group,
@@ -69,11 +72,23 @@ class KafkaFetcher:
             if topics:
                 client.subscribe(list(topics), listener=listener)
             self._client = client  # before it has started: the listener is called meanwhile
-            await start_or_stop(client.start(), self.stop, connection.stop_timeout_seconds)
+            await start_or_stop(client.start(), self._drop, connection.stop_timeout_seconds)
+            if self._closed:
+                await stop_bounded(client.stop(), connection.stop_timeout_seconds)
+                self._check_open()
 
         await starting(connection, attempt)
 
     async def stop(self) -> None:
+        """For good, also in the middle of `start`."""
+        self._closed = True
+        await self._drop()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BrokerError("the consumer was stopped")
+
+    async def _drop(self) -> None:
         client, self._client = self._client, None
         self._next.clear()
         if client is not None:
