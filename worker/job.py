@@ -137,17 +137,19 @@ class Job:
         self, prompt: PromptRequest, headers: RequestHeaders, watch: DeltaWatch
     ) -> tuple[str, Usage]:
         """Run, or attach to the equal request that runs here already: it serves an equal route too, another route gets
-        the same answer in an attempt of its own. A follower whose run is lost runs by itself."""
+        the same answer in an attempt of its own. A follower whose run is lost, or held up by the one it answers, runs
+        by itself."""
         runs, envelope = self._services.runs, self._envelope
         mode = envelope.reply_mode(headers, stream=prompt.body.stream)
         key = RunKey.of(envelope.tenant, envelope.request_id, prompt.operation, self._record.value or b"")
         salvaged, static = envelope.salvaged, envelope.route.wire_headers
         route = (self._destination, mode, salvaged.correlation_header, salvaged.correlation_id, static)
+        held_up = False
         while True:
             request = await self._off_the_loop(partial(self._translate, prompt, headers))
             self._tally.num_prompt_tokens = len(request.prompt_token_ids)
             replier = self._replier = self._make_replier(mode, prompt)
-            self._leads = runs.lead(key, route)
+            self._leads = runs.alone(key, route) if held_up else runs.lead(key, route)
             if self._leads is not None:
                 longest = len(request.prompt_token_ids) + request.params.n * request.params.max_tokens
                 with self._services.quotas.tokens(envelope.tenant, longest):
@@ -162,9 +164,12 @@ class Job:
             try:
                 await self._generate(run.follow(), watch, replier)
                 return DUPLICATE, Usage(0, 0)
-            except RunLost:
+            except (RunLost, StreamStalled) as error:
+                held_up = isinstance(error, StreamStalled)
                 await replier.close()
                 self._attempt = new_attempt()
+                self._tally.begin_again()
+                watch.begin_again()
 
     async def _generate(self, source: AsyncIterator[Delta], watch: DeltaWatch, replier: Replier) -> Usage:
         # closing aborts the request in the engine

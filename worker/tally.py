@@ -31,6 +31,10 @@ class Tally:
         """Until now."""
         return Usage(self.num_prompt_tokens, self._num_generated)
 
+    def begin_again(self) -> None:
+        """What was generated until now is not this request's."""
+        self._num_generated = 0
+
     def add(self, delta: Delta) -> None:
         if self._first_token is None:
             self._first_token = self._clock.now() - self.began

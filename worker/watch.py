@@ -22,7 +22,7 @@ class DeltaWatch:
         self._clock = clock
         self._told_by = None if deadline is None else deadline.header
         self._deadline = None if deadline is None else clock.now() + (deadline.unix_ms - clock.wall_ms()) / 1000
-        self._limit = first_token_seconds
+        self._limit = self._first = first_token_seconds
         self._between = between_tokens_seconds
         self._cancelled = False
         self._scope: asyncio.Timeout | None = None
@@ -46,6 +46,10 @@ class DeltaWatch:
             raise RequestCancelled
         if self._deadline is not None and self._clock.now() >= self._deadline:
             raise DeadlineExceeded(self._told_by)
+
+    def begin_again(self) -> None:
+        """The next delta is the first one of another run."""
+        self._limit = self._first
 
     async def next(self, deltas: AsyncIterator[Delta]) -> Delta | None:
         """The next delta, None at the end. Raises RequestCancelled, DeadlineExceeded, StreamStalled."""

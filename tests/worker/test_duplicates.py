@@ -32,6 +32,22 @@ async def test_a_duplicate_with_a_route_of_its_own_gets_the_same_answer_there(ri
     assert await rig.uncommitted() == {}
 
 
+async def test_a_duplicate_is_not_held_up_by_the_reply_topic_of_the_one_it_follows(rig, prompt):
+    """That one cannot send and takes no more of the run: the duplicate runs by itself, and nothing else is changed."""
+    slow = "v4flash.replies.slow"
+    await rig.broker.create_topics(NewTopic(slow, 1))
+    rig.broker.stall("send", topic=slow)
+    body = prompt("[[tokens=40]]", stream=True)
+    await rig.send(body, x_request_id="r", x_reply_topic=slow)
+    await rig.send(body, x_request_id="r")
+    engine = ScriptedEngine(tokens_per_second=2000)
+    await rig.serve_all(engine, streaming_timeout_ms=300, reply_give_up_seconds=1.0)
+    assert len(rig.answer("r")) == 40
+    assert 40 <= engine.stats().generated_tokens_total <= 80
+    assert len(rig.dead_letters()) == 1
+    assert await rig.uncommitted() == {}
+
+
 async def test_a_duplicate_of_another_tenant_runs_by_itself(rig, prompt):
     """The same id and body, and nothing shared."""
     engine = ScriptedEngine(tokens_per_second=2000)

@@ -30,6 +30,21 @@ async def test_the_limit_between_tokens_counts_although_the_first_one_was_longer
     watch.close()
 
 
+async def test_another_run_has_the_limit_of_the_first_token_again():
+    """Its prefill is no silence between tokens."""
+    watch = watch_of(between=0.02)
+    async with asyncio.timeout(5):
+        assert await watch.next(deltas_then_silence(1)) is not None
+        watch.begin_again()
+
+        async def late():
+            await asyncio.sleep(0.05)
+            yield Delta(0, "a", (1,))
+
+        assert await watch.next(late()) is not None
+    watch.close()
+
+
 async def test_a_timer_that_fires_too_early_is_set_again():
     """Tokens that come in time move the limit; only silence ends the wait."""
     watch, release = watch_of(between=0.05), asyncio.Event()
