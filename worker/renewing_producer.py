@@ -14,6 +14,7 @@ from worker.broker.api import (
     Producer,
     ProducerWedgedError,
     TopicPartition,
+    UnacknowledgedError,
 )
 
 MAX_REPLACEMENTS = 5
@@ -83,6 +84,8 @@ class RenewingProducer:
         generation.num_sending += 1
         try:
             return await generation.producer.send(topic, value, key=key, headers=headers, partition=partition)
+        except UnacknowledgedError:
+            raise
         except ProducerWedgedError as error:
             log.warning("a producer is wedged and is replaced", topic=topic, error=str(error))
             await self._renewed(generation)
@@ -143,6 +146,10 @@ class ResendingProducer:
         partition: int | None = None,
     ) -> TopicPartition:
         for _ in range(MAX_REPLACEMENTS):
-            with contextlib.suppress(ProducerWedgedError):
+            try:
                 return await self._producer.send(topic, value, key=key, headers=headers, partition=partition)
+            except UnacknowledgedError as error:  # like a broker that is away: the caller knows how long to try
+                raise BrokerUnavailableError(str(error)) from error
+            except ProducerWedgedError:
+                continue
         raise BrokerUnavailableError(f"{MAX_REPLACEMENTS} producers in a row could not send")

@@ -8,9 +8,10 @@ import pytest
 
 from engine.api import Delta, Usage
 from topics.replies import ReplyContext
-from worker.broker.api import BrokerUnavailableError, ProducerWedgedError
+from worker.broker.api import BrokerUnavailableError, ProducerWedgedError, UnacknowledgedError
 from worker.broker.kafka_connection import KafkaConnection
 from worker.broker.kafka_producer import KafkaProducer
+from worker.renewing_producer import RenewingProducer, ResendingProducer, _Generation
 from worker.replies.api import Destination, ReplyUndeliverable
 from worker.replies.final import FinalReplier
 from worker.replies.restarting import RestartingReplier
@@ -75,5 +76,33 @@ async def test_a_record_that_was_not_accepted_in_time_may_be_sent_again():
     """The library knows no topic's leader yet, or has no room: nothing of it will ever be written."""
     with pytest.raises(BrokerUnavailableError):
         await producer_on(LateClient(accepts=False)).send("t", b"v")
-    with pytest.raises(ProducerWedgedError):
+    with pytest.raises(UnacknowledgedError):
         await producer_on(LateClient()).send("t", b"v")
+
+
+async def test_a_late_acknowledgement_replaces_no_producer_and_is_an_absent_broker_to_those_who_may_send_twice():
+    """The others go on with theirs, and whoever tries again knows for how long."""
+    made = []
+
+    def make():
+        made.append(producer_on(LateClient()))
+        return made[-1]
+
+    renewing = RenewingProducer(make)
+    renewing._current = _Generation(make())
+    with pytest.raises(BrokerUnavailableError):
+        await ResendingProducer(renewing).send("t", b"v")
+    await ResendingProducer(renewing).send("t", b"v")
+    assert len(made) == 1
+
+
+async def test_a_client_that_has_ended_is_wedged_and_no_late_one():
+    """Nothing it has accepted will ever be written: it has to be replaced."""
+    client = LateClient()
+    client._sender.sender_task = SimpleNamespace(done=lambda: True)
+    producer = producer_on(client)
+    for _ in range(2):
+        with pytest.raises(ProducerWedgedError) as told:
+            await producer.send("t", b"v")
+        assert not isinstance(told.value, UnacknowledgedError)
+    assert len(client.accepted) == 1

@@ -77,8 +77,12 @@ class TopicNotAvailableError(BrokerError):
 
 
 class ProducerWedgedError(BrokerError):
-    """The producer can never send again (fenced, out of order), or nobody knows what becomes of this record: replace
-    it, and begin anew what must not be there twice."""
+    """The producer can never send again (fenced, out of order): replace it."""
+
+
+class UnacknowledgedError(ProducerWedgedError):
+    """The producer has accepted the record and may still write it, however late: it goes on, and what must not be there
+    twice has to begin anew."""
 
 
 class CommitRejectedError(BrokerError):
@@ -164,7 +168,8 @@ class Producer(Protocol):
     ) -> TopicPartition:
         """Returns when the broker has acknowledged. Sends of one caller to one partition keep their order.
 
-        Raises MessageTooLargeError, TopicNotAvailableError, ProducerWedgedError, BrokerUnavailableError.
+        Raises MessageTooLargeError, TopicNotAvailableError, ProducerWedgedError, UnacknowledgedError,
+        BrokerUnavailableError.
         """
 
 

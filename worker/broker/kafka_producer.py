@@ -13,6 +13,7 @@ from worker.broker.api import (
     ProducerWedgedError,
     TopicNotAvailableError,
     TopicPartition,
+    UnacknowledgedError,
 )
 from worker.broker.kafka_admin import KafkaAdmin
 from worker.broker.kafka_connection import KafkaConnection, mapped_errors, start_or_stop, starting, stop_bounded
@@ -79,11 +80,11 @@ class KafkaProducer:
             self._wedged = True
             raise
         except BrokerError as error:
-            if accepted and limit.expired():  # aiokafka goes on with it: sent again, it would be there twice
-                raise ProducerWedgedError("Kafka has not acknowledged in time") from error
             if self._client is not None and self._is_dead(self._client):
                 self._wedged = True
                 raise ProducerWedgedError(str(error)) from error
+            if accepted and limit.expired():  # aiokafka goes on with it: sent again, it would be there twice
+                raise UnacknowledgedError("Kafka has not acknowledged in time") from error
             if isinstance(error, BrokerUnavailableError | TopicNotAvailableError):
                 self._counts.pop(topic, None)  # it may have been deleted
             raise
