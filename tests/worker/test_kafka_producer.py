@@ -1,7 +1,6 @@
 """What the Kafka library accepts and does not acknowledge in time."""
 
 import asyncio
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -39,9 +38,16 @@ class LateClient:
         return await (await self.send(topic, value, **options))
 
 
+class Counts:
+    """An admin client of a cluster with one topic."""
+
+    async def partition_counts(self) -> dict[str, int]:
+        return {"t": 1}
+
+
 def producer_on(client: LateClient) -> KafkaProducer:
     producer = KafkaProducer(KafkaConnection("127.0.0.1:1", request_timeout_seconds=0.01))
-    producer._client, producer._counts, producer._counted_at = client, {"t": 1}, time.monotonic()
+    producer._client, producer._admin = client, Counts()
     return producer
 
 
@@ -76,8 +82,10 @@ async def test_a_record_that_was_not_accepted_in_time_may_be_sent_again():
     """The library knows no topic's leader yet, or has no room: nothing of it will ever be written."""
     with pytest.raises(BrokerUnavailableError):
         await producer_on(LateClient(accepts=False)).send("t", b"v")
+    producer = producer_on(LateClient())
     with pytest.raises(UnacknowledgedError):
-        await producer_on(LateClient()).send("t", b"v")
+        await producer.send("t", b"v")
+    assert producer._counts == {}, "the topic may have been deleted, and is looked for again"
 
 
 async def test_a_late_acknowledgement_replaces_no_producer_and_is_an_absent_broker_to_those_who_may_send_twice():

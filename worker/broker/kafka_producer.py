@@ -83,10 +83,10 @@ class KafkaProducer:
             if self._client is not None and self._is_dead(self._client):
                 self._wedged = True
                 raise ProducerWedgedError(str(error)) from error
-            if accepted and limit.expired():  # aiokafka goes on with it: sent again, it would be there twice
-                raise UnacknowledgedError("Kafka has not acknowledged in time") from error
             if isinstance(error, BrokerUnavailableError | TopicNotAvailableError):
                 self._counts.pop(topic, None)  # it may have been deleted
+            if accepted and limit.expired():  # aiokafka goes on with it: sent again, it would be there twice
+                raise UnacknowledgedError("Kafka has not acknowledged in time") from error
             raise
         return TopicPartition(sent.topic, sent.partition)
 
