@@ -135,7 +135,8 @@ class Assignment:
         self._anew.add(tp)
         try:
             await self.on_assigned(frozenset(self.open))
-        except BrokerError as error:  # nothing is open now, which the watchdog mends
+        except BrokerError as error:  # nothing is open now, which the watchdog mends, and is no end of what there was
+            self.known.clear()
             log.warning("a partition that was made anew cannot begin yet", error=str(error) or type(error).__name__)
 
     def _recorded(self, kind: str, tps: Collection[TopicPartition]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from worker.broker.api import CommitRejectedError, OffsetCommit, TopicPartition
+from worker.broker.api import BrokerUnavailableError, CommitRejectedError, OffsetCommit, TopicPartition
 from worker.committer import Committer
 
 TP = TopicPartition("v4flash.prompts.bulk", 0)
@@ -54,6 +54,9 @@ class Rejecting(SlowConsumer):
     def assignment(self):
         return frozenset({TP})
 
+    async def offsets_for_time(self, tps, timestamp_ms: int):
+        return dict.fromkeys(tps, 5)
+
     async def commit(self, commits) -> None:
         if self.rebalancing:
             raise CommitRejectedError("rebalance in progress")
@@ -81,3 +84,20 @@ async def test_what_was_done_when_a_revoke_could_not_commit_is_committed_after_i
         await consumer.taken.wait()
     running.cancel()
     assert consumer.offsets == [4]
+
+
+async def test_a_log_that_cannot_begin_again_yet_is_no_end(rig):
+    """The broker is away just then: whoever serves until the end has not reached it."""
+    assignment, consumer = rig.app().member.assignment, Rejecting()
+    assignment._consumer, committed = consumer, consumer.committed
+    await assignment.on_assigned(frozenset({TP}))
+
+    async def away(tps):
+        raise BrokerUnavailableError("away")
+
+    consumer.committed = away
+    await assignment.begin_again(TP)
+    assert (assignment.at_ends, assignment.unready) == (False, "not in the group yet")
+    consumer.committed = committed
+    await assignment.on_assigned(frozenset({TP}))
+    assert (assignment.unready, assignment.starts) == (None, {TP: 5})
