@@ -115,6 +115,10 @@ class EngineCore:
             self.scheduler.finish(request, FinishReason.ABORT)
             self._did_nothing = False  # what it held may let others run
 
+    def look_again(self) -> None:
+        """A load or a write has ended: the next step may find what the last one did not."""
+        self._did_nothing = False
+
     def preempt_if_running(self, request_id: str) -> None:
         """Take a request off the device, to be recomputed; nothing happens to one that waits or has ended."""
         request = self._requests.get(request_id)

@@ -70,7 +70,7 @@ class Engine:
         self._loaded = loaded
         loaded.core.flight = self.flight
         if loaded.core.cache.cold is not None:
-            loaded.core.cache.cold.transfers.on_landed = partial(self._inbox.put, lambda core: None)
+            loaded.core.cache.cold.transfers.on_landed = partial(self._inbox.put, EngineCore.look_again)
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, args=(loop, self._loaded.core), name="engine", daemon=True)
         self._thread.start()

@@ -5,6 +5,8 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 from engine.api import GenerateRequest, ModelInfo, Usage
 from engine.cache.cold_admission import ColdAdmission
 from engine.core import EngineCore
@@ -65,9 +67,11 @@ async def test_the_thread_rests_while_a_load_is_under_way_and_wakes_when_it_land
 
 
 async def test_the_thread_rests_while_a_long_sequence_waits_for_the_disk_and_wakes_when_it_has_written(
-    cores: Any,
+    cores: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sequence that is larger than the memory goes on when its oldest blocks are on the SSD, and not before."""
+    """A sequence that is larger than the memory goes on when its oldest blocks are on the SSD, not before, and not
+    only when its rest is over."""
+    monkeypatch.setattr("engine.core.LANE_REST_SECONDS", 1_000.0)
     core = cores.open(max_model_len=1_000)
     engine = await started(core)
     opened, began = threading.Event(), threading.Event()
