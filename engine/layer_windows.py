@@ -17,9 +17,10 @@ from engine.kv_memory import KVCacheMemory
 from kernels.kv import LayerKV
 
 MEMORY_SHARE = 0.5
-"""Of the KV memory, what the two windows may take beside it, from the first long sequence on; one layer each they take
-at any rate. More of it makes fewer and larger reads."""
+"""Of the KV memory, what the two windows may take beside it, from the first long sequence on. One layer each they take
+at any rate, of all blocks of the sequence, which nothing but its length bounds. More makes fewer and larger reads."""
 GROWTH_BLOCKS = 64
+"""Their number of blocks is a multiple of it: the next sequence, which may be a little longer, fits as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class LayerWindows:
 
     @classmethod
     def for_blocks(cls, memory: KVCacheMemory, num_blocks: int) -> "LayerWindows":
-        """With some room to grow."""
+        """At least so many."""
         return cls(memory, -(-num_blocks // GROWTH_BLOCKS) * GROWTH_BLOCKS)
 
 

@@ -22,7 +22,7 @@ class TorchRunner:
     def __init__(self, model: Model, config: EngineConfig) -> None:
         self._model = model
         self._segments = tuple((layer, layer + 1) for layer in range(model.spec.num_layers))
-        self._block_size = config.block_size
+        self._block_size, self._max_model_len = config.block_size, config.max_model_len
         spec = model.cache_spec(config.block_size, config.kv_cache_dtype, config.kv_cache_group_size)
         self.cache = KVCacheMemory(spec, config.num_blocks, config.num_tail_slots)
         self._sampler = Sampler(model.spec.vocab_size)
@@ -63,10 +63,15 @@ class TorchRunner:
         assert self._stream is not None, "a row has cold blocks, and there is nothing that they could come from"
         num_blocks = len(row.cold_hashes) + len(row.block_table)
         if self._windows is None or self._windows.num_blocks < num_blocks:
-            self._windows = LayerWindows.for_blocks(self.cache, num_blocks)
+            self._windows = None  # the old ones go before there are new ones
+            self._windows = LayerWindows.for_blocks(self.cache, self._blocks_at_end(row))
         whole = ScheduledBatch([replace(row, block_table=list(range(num_blocks)))], batch.batch_id)
-        streamed = StreamedPass(self._windows, self._stream, row, self._block_size)
-        return self._model.begin(model_inputs(whole, self._block_size)), streamed
+        state = self._model.begin(model_inputs(whole, self._block_size))
+        return state, StreamedPass(self._windows, self._stream, row, self._block_size)  # reads begin: nothing may fail
+
+    def _blocks_at_end(self, row: ScheduledRow) -> int:
+        num_tokens = min(len(row.prompt_token_ids) + row.params.max_tokens, self._max_model_len)
+        return max(-(-num_tokens // self._block_size), len(row.cold_hashes) + len(row.block_table))
 
     def _advance_streamed(self, state: ForwardPass, cache: StreamedPass, layers: Layers) -> None:
         try:

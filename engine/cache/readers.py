@@ -76,3 +76,4 @@ class Readers:
                 _log.exception("a block could not be read")
             del self._reading[number]
             read.ended()
+            del read  # nor is what it has filled kept until the next one comes

@@ -1,20 +1,25 @@
 """A sequence that is larger than the KV memory gives the tokens that it gives in a memory that holds it."""
 
 import time
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.api import PriorityClass
 from engine.cache.block import root_hash
+from engine.cache.layer_stream import LayerStream, PartLoad
 from engine.cache.opening import open_transfers
 from engine.cache.spec import KVDtypeChoice
 from engine.checkpoint.bundled import bundled_model_path
 from engine.config import ColdConfig, EngineConfig
 from engine.core import EngineCore
 from engine.door import Door
+from engine.inputs import ModelInputs
+from engine.layer_windows import LayerWindows
 from engine.models import load_model
-from engine.models.layers import Model
+from engine.models.layers import ForwardPass, Model
 from engine.request import Request
 from engine.runner import TorchRunner
 from engine.sampling_params import SamplingParams
@@ -107,15 +112,83 @@ def streamed_bytes(core: EngineCore) -> int:
     return cold.streamed_bytes_total
 
 
+def windows_made(monkeypatch: pytest.MonkeyPatch) -> list[tuple["weakref.ref[LayerWindows]", int]]:
+    """All windows from now on, with their groups of layers; no older ones may be there when new ones are made."""
+    made: list[tuple[weakref.ref[LayerWindows], int]] = []
+    make = LayerWindows.__init__
+
+    def recorded(self: LayerWindows, *args: Any) -> None:
+        assert not any(windows() for windows, _ in made)
+        make(self, *args)
+        made.append((weakref.ref(self), len(self.groups)))
+
+    monkeypatch.setattr(LayerWindows, "__init__", recorded)
+    return made
+
+
 @pytest.mark.model
+@pytest.mark.parametrize(("share", "num_groups"), [(0.25, 30), (0.5, 6), (2.0, 2), (4.0, 1)])
 def test_a_sequence_larger_than_the_memory_gives_the_same_tokens(
-    model: Model, prompt: tuple[int, ...], expected: list[int], tmp_path: Path
+    share: float,
+    num_groups: int,
+    model: Model,
+    prompt: tuple[int, ...],
+    expected: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its oldest blocks are read from the SSD in every step, the same bytes in the same form."""
+    """Its oldest blocks are read from the SSD in every step, the same bytes in the same form, however many layers come
+    in one read."""
+    monkeypatch.setattr("engine.layer_windows.MEMORY_SHARE", share)
+    monkeypatch.setattr("engine.layer_windows.GROWTH_BLOCKS", 64 if share < 0.5 else 8)
+    made = windows_made(monkeypatch)
     core = open_core(model, tmp_path)
     streamed = request("streamed", prompt)
     run(core, streamed)
     assert streamed.output_token_ids == expected and streamed_bytes(core) > 0
+    assert [groups for _, groups in made] == [num_groups]
+    core.close()
+
+
+@pytest.mark.model
+def test_windows_are_made_once_for_a_sequence_and_old_ones_go_before(
+    model: Model, prompt: tuple[int, ...], expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have room for all that it may write; a larger sequence after it does not find memory taken twice."""
+    monkeypatch.setattr("engine.layer_windows.GROWTH_BLOCKS", 1)
+    made = windows_made(monkeypatch)
+    core = open_core(model, tmp_path)
+    first, larger = request("first", prompt[:-8], 2), request("larger", prompt)
+    run(core, first)
+    run(core, larger)
+    assert larger.output_token_ids == expected and len(made) == 2
+    core.close()
+
+
+@pytest.mark.model
+def test_a_step_that_fails_before_its_first_layer_has_begun_no_read(
+    model: Model, prompt: tuple[int, ...], expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came late would lie in the windows of the step that is tried again."""
+    core = open_core(model, tmp_path)
+    streamed, begin, fetch = request("streamed", prompt, 2), model.begin, LayerStream.fetch
+    num_fetches, at_failure = [0], list[int]()
+
+    def counted(self: LayerStream, *args: Any) -> PartLoad:
+        num_fetches[0] += 1
+        return fetch(self, *args)
+
+    def fail_once(inputs: ModelInputs) -> ForwardPass:
+        long = core.scheduler.lane.request
+        if long is not None and long.num_cold_blocks and not at_failure:
+            at_failure.append(num_fetches[0])
+            raise RuntimeError("made to fail")
+        return begin(inputs)
+
+    monkeypatch.setattr(LayerStream, "fetch", counted)
+    monkeypatch.setattr(model, "begin", fail_once)
+    run(core, streamed)
+    assert streamed.output_token_ids == expected[:2] and at_failure == [0]
     core.close()
 
 
