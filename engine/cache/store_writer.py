@@ -67,24 +67,29 @@ class StoreWriter:
                 raise CacheStoreFullError("every segment has blocks that may not go")
 
     def _remove_coldest(self) -> bool:
-        """Give back the segment with the fewest pinned bytes and, of equals, the least live weight. Its pinned blocks
-        and its hot ones are appended again once it has gone; pinned ones can be read all the while. False where every
-        segment is full of pinned blocks."""
+        """Give back, of the segments that may go, the one with the fewest pinned bytes and, of equals, the least live
+        weight. Its pinned blocks and its hot ones are appended again once it has gone; pinned ones can be read all the
+        while. False where every segment is full of pinned blocks."""
         segments, pinned = self._weigh()
-        victim = min(segments, key=lambda number: (segments[number].num_pinned_bytes, segments[number].weight, number))
-        going = segments[victim]
-        if going.num_pinned_bytes > PINNED_SHARE * self.store.used_bytes(victim):
+        going = {
+            number: segment
+            for number, segment in segments.items()
+            if segment.num_pinned_bytes <= PINNED_SHARE * self.store.used_bytes(number)
+        }
+        if not going:
             return False
-        moving = self._read_back(going.pinned, None)
-        saved = self._read_back(going.hot, SURVIVING_SHARE * self.store.segment_bytes)
-        entries = self.index.take_out(going.hashes, moving, pinned)
+        victim = min(going, key=lambda number: (going[number].num_pinned_bytes, going[number].weight, number))
+        moving = self._read_back(going[victim].pinned, None)
+        saved = self._read_back(going[victim].hot, SURVIVING_SHARE * self.store.segment_bytes)
+        entries = self.index.take_out(going[victim].hashes, moving, pinned)
         if entries is None:
             return True  # one was pinned meanwhile: the caller finds the store still full, and asks again
         self.evictions += len(entries.keys() - moving.keys())
         self.store.remove(victim)
-        for block_hash, record in (*moving.items(), *saved.items()):
-            if (before := entries.get(block_hash)) is not None:
-                self._append_again(block_hash, before, record)
+        for records, append in ((moving, self.append), (saved, self.store.append)):
+            for block_hash, record in records.items():
+                if (before := entries.get(block_hash)) is not None:
+                    self._append_again(block_hash, before, record, append)
         return True
 
     def _weigh(self) -> tuple[dict[int, _Segment], set[BlockHash]]:
@@ -104,10 +109,13 @@ class StoreWriter:
                 segment.hot.append((block_hash, entry))
         return segments, pinned
 
-    def _append_again(self, block_hash: BlockHash, before: Entry, record: memoryview) -> None:
-        """A block whose segment has gone. Where a segment that was cut short gave too little for all, it goes too."""
+    def _append_again(
+        self, block_hash: BlockHash, before: Entry, record: memoryview, append: Callable[[memoryview], Place]
+    ) -> None:
+        """A block whose segment has gone. Where a segment that was cut short gave too little for all, a hot one goes
+        too; for a pinned one another segment does."""
         try:
-            place = self.store.append(record)
+            place = append(record)
         except (CacheStoreFullError, OSError) as error:
             _log.warning("a block of the SSD tier could not be moved: %s", error)
             self.evictions += self.index.forget(block_hash)

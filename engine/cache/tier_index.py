@@ -89,8 +89,9 @@ class TierIndex:
         with self._lock:
             if not self.pinned.isdisjoint(set(hashes) - pinned):
                 return None
-            self._moving = moving
             entries = {h: self._entries[h] for h in hashes if h in self._entries}
+            # others may be on their way still, for which this segment goes
+            self._moving.update((h, record) for h, record in moving.items() if h in entries)
             for block_hash, entry in entries.items():
                 if block_hash in moving:
                     self._entries[block_hash] = replace(entry)  # who reads at the old place finds out that it is old

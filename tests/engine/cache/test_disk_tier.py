@@ -232,6 +232,43 @@ def test_pinned_blocks_stay_where_others_go(tmp_path: Path, disk: Any, record: R
     assert not any(header.block_hash in tier for header, _ in pinned)
 
 
+def test_a_short_segment_of_pinned_blocks_does_not_keep_the_others_from_going(
+    tmp_path: Path, disk: Any, record: Record
+) -> None:
+    """One that an earlier process began has few blocks; that all of them are pinned says nothing of the rest."""
+    tier = open_tier(tmp_path, disk)
+    short = record("short")
+    assert put(tier, short)
+    tier.close()
+    tier = open_tier(tmp_path, disk)
+    made = [record(number) for number in range(100)]
+    pinned = [short, *(made[number] for number in range(35) if number % 5 < 2)]  # two of five in every other segment
+    for header, _ in pinned:
+        tier.index.pin(header.block_hash)
+    assert all(put(tier, one) for one in made[:35])
+    assert all(put(tier, one) for one in made[35:])
+    assert all(header.block_hash in tier for header, _ in pinned)
+    tier.check()
+
+
+def test_a_pinned_block_is_not_given_up_where_its_segment_gave_too_little_room(
+    tmp_path: Path, disk: Any, record: Record
+) -> None:
+    """A segment that was cut short by a restart gives less than a new one takes: another one goes as well."""
+    tier = open_tier(tmp_path, disk, num_blocks=38)
+    short = [record("s0"), record("s1")]
+    assert all(put(tier, one) for one in short)
+    tier.close()
+    tier = open_tier(tmp_path, disk, num_blocks=38)
+    made = [record(number) for number in range(60)]
+    pinned = [short[0], *(made[number] for number in range(35) if number % 5 < 2)]
+    for header, _ in pinned:
+        tier.index.pin(header.block_hash)
+    assert all(put(tier, one) for one in made)
+    assert all(get(tier, header.block_hash) == header.block_hash * 2 for header, _ in pinned)
+    tier.check()
+
+
 def test_a_pinned_block_can_be_read_while_it_is_moved(tmp_path: Path, disk: Any, record: Record) -> None:
     """Between the end of its segment and its new place it comes from memory."""
     tier = open_tier(tmp_path, disk)
