@@ -163,7 +163,7 @@ class LongLane:
             self._cache.cold_prefix.transfers.tells_writes = tells
 
     def check(self) -> None:
-        """One at most is in the lane, within its window; the others have nothing."""
+        """One at most is in the lane, within its window; the others have nothing, on the SSD either."""
         assert all(r.status is RequestStatus.WAITING and not r.blocks for r in self.waiting), self.waiting
         assert not any(r.num_cold_blocks for r in self.waiting), self.waiting
         request = self.request
@@ -171,3 +171,5 @@ class LongLane:
             assert request.status is RequestStatus.RUNNING and len(request.blocks) <= self.window, self
             held = (request.num_cold_blocks + len(request.blocks)) * self._config.block_size
             assert request.num_computed_tokens <= held, self
+        if self._cache.cold_prefix is not None:
+            self._cache.cold_prefix.check(request)

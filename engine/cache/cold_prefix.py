@@ -9,13 +9,14 @@ from engine.cache.transfers import Transfers
 from engine.request import Request
 
 MAX_WRITES = 3
-"""How often one block is handed to the disk before it counts as refused."""
+"""How often one block is handed over before it counts as refused. A directory whose disk has failed takes nothing for a
+minute, so there the first failure decides; further tries are for a tier that was full."""
 
 
 @dataclass(slots=True)
 class ColdPrefix:
     """Of one sequence at a time. Its blocks are written as soon as they are full, and leave the pool, oldest first,
-    when their room is wanted and they have been written."""
+    when their room is wanted and they have been written. Never more than `max_blocks` of them are pinned."""
 
     pool: BlockPool
     transfers: Transfers
@@ -38,17 +39,21 @@ class ColdPrefix:
         assert not request.blocks and not request.num_cold_blocks, f"{request!r} has blocks already"
         assert self._owner is None, f"{self._owner} has the cold prefix"
         self._owner = request.request_id
-        count = self.transfers.tier.index.pin_leading(hashes)
+        count = self.transfers.tier.index.pin_leading(hashes[: self.max_blocks])
         self._pinned.update(hashes[:count])
         request.num_cold_blocks = count
         return count
 
     def write_ahead(self, request: Request) -> bool:
-        """Hand full blocks that are not on the SSD to it, as many as may wait; False once it has refused one."""
+        """Hand full blocks that are not on the SSD to it, as many as may wait; False once it has refused one. What
+        comes after `max_blocks` never has to leave the memory."""
         tier, num_full = self.transfers.tier, request.num_computed_tokens // self.block_size
+        max_blocks = self.max_blocks
         for depth in range(request.num_cold_blocks, num_full):
             block_hash = request.block_hashes[depth]
             if block_hash not in self._pinned:
+                if len(self._pinned) >= max_blocks:
+                    break
                 self._pinned.add(block_hash)
                 tier.index.pin(block_hash)
             if block_hash in tier:
@@ -82,3 +87,9 @@ class ColdPrefix:
         self._writes.clear()
         self._owner = None
         request.num_cold_blocks = 0
+
+    def check(self, owner: Request | None) -> None:
+        """What is pinned on the SSD is the owner's, and no more than may be; without one it is nothing."""
+        assert self._owner == (None if owner is None else owner.request_id), f"{self._owner} has the cold prefix"
+        assert self.transfers.tier.index.pinned == self._pinned, "what is pinned is not what the cold prefix has"
+        assert len(self._pinned) <= (0 if owner is None else self.max_blocks), f"{len(self._pinned)} are pinned"

@@ -3,6 +3,8 @@
 import errno
 import hashlib
 import os
+import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,7 @@ def record() -> Callable[..., tuple[RecordHeader, memoryview]]:
 VOCABULARY = 97
 ROOT = root_hash(tenant="", model_digest="test", layout_id="test")
 SIZE, NUM_BLOCKS = 4, 24
+LONG = 160  # tokens
 PARTS = (Part(0, SIZE),)
 
 
@@ -243,7 +246,37 @@ class TokenCores:
     def expected(request: Request) -> list[int]:
         return expected(request.prompt_token_ids, request.params.max_tokens)
 
+    @staticmethod
+    def text(name: object, length: int) -> tuple[int, ...]:
+        rng = random.Random(str(name))
+        return tuple(rng.randrange(VOCABULARY) for _ in range(length))
+
+    @staticmethod
+    def run(core: EngineCore, *requests: Request, seconds: float = 20.0) -> dict[str, str]:
+        """Step until all have ended; the errors by request."""
+        for request in requests:
+            core.add(request)
+        errors: dict[str, str] = {}
+        until = time.monotonic() + seconds
+        while core.has_work and time.monotonic() < until:
+            result = core.step()
+            errors |= result.errors
+            if not result.advanced:
+                time.sleep(0.0002)
+        assert not core.has_work, core.scheduler
+        return errors
+
 
 @pytest.fixture
 def cores(tmp_path: Path, disk: MemoryDisk) -> TokenCores:
     return TokenCores(tmp_path, disk)
+
+
+@pytest.fixture
+def long(cores: TokenCores) -> Callable[..., Request]:
+    """Makes a request of 40 blocks, where the memory has 24."""
+
+    def make(name: str, length: int = LONG, max_tokens: int = 6, **fields: Any) -> Request:
+        return cores.request(name, cores.text(name, length), max_tokens, **fields)
+
+    return make
