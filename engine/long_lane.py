@@ -111,7 +111,7 @@ class LongLane:
     def step(self, max_chunk: int, now: float) -> ScheduledRow | None:
         """The next row, which has to be alone in its step; None while blocks that have to go are not on the SSD yet.
 
-        Raises CacheStoreFullError where the SSD does not take them."""
+        Raises CacheStoreFullError where the SSD does not take them, or hangs."""
         request, cold = self.request, self._cache.cold_prefix
         if request is None or cold is None:
             return None
@@ -120,6 +120,8 @@ class LongLane:
         num_new = min(request.num_uncomputed_tokens, max_chunk, max(1, self.window // 2) * self._config.block_size)
         num_held = len(request.blocks) + self._cache.num_missing_blocks(request, num_new)
         if num_held > self.window and not cold.spill(request, num_held - self.window):
+            if cold.transfers.is_write_hung:
+                raise CacheStoreFullError("the sequence is larger than the KV memory, and the SSD does not answer")
             return None
         while not self._cache.allocate(request, num_new):
             if not self._loads.cancel_latest():

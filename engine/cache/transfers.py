@@ -94,6 +94,11 @@ class Transfers:
         return self.readers.is_hung
 
     @property
+    def is_write_hung(self) -> bool:
+        """Whether a write is out for so long that nobody should wait for it."""
+        return self._writes.is_hung
+
+    @property
     def num_in_flight(self) -> int:
         """Blocks of loads that have not been read yet."""
         return sum(load.num_open for load in self._loads)

@@ -12,6 +12,7 @@ from engine.cache.block import BlockHash
 from engine.cache.compression import Compression
 from engine.cache.disk import aligned_buffer
 from engine.cache.disk_tier import DiskTier
+from engine.cache.readers import HUNG_SECONDS
 from engine.cache.record import HEADER_BYTES, RecordHeader, body_checksum, record_bytes
 from engine.errors import CacheStoreBusyError, CacheStoreError
 
@@ -40,6 +41,7 @@ class WriteQueue:
     ) -> None:
         self.num_dropped = 0
         self._told = ""
+        self._writing_since: float | None = None
         self._tier = tier
         self._bytes_per_block = bytes_per_block
         self._compression = compression
@@ -58,6 +60,12 @@ class WriteQueue:
 
     def __len__(self) -> int:
         return self._num_slots - len(self._free_slots)
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether a block is being written for so long that the disk hangs."""
+        since = self._writing_since
+        return since is not None and self._clock() - since > HUNG_SECONDS
 
     @property
     def has_room(self) -> bool:
@@ -90,10 +98,13 @@ class WriteQueue:
             self._take_over()
         while (item := self._waiting.get()) is not None:
             header, slot = item
+            self._writing_since = self._clock()
             try:
                 self._tier.write(*self._sealed(header, slot))
             except Exception:  # the blocks that wait behind this one can still be written
                 _log.exception("a block could not be written")
+                self._tier.declined(header.block_hash)
+            self._writing_since = None
             self._free_slots.append(slot)
             self._written()
             if self._clock() > self._remember_at:

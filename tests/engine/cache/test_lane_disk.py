@@ -104,6 +104,31 @@ def test_a_disk_that_hangs_ends_it_with_an_error_and_nobody_else(cores: Any, lon
     core.close()
 
 
+def test_a_disk_that_hangs_in_a_write_ends_it_with_an_error_and_nobody_else(cores: Any, long: Any) -> None:
+    """It waits for its blocks to be written no longer than a read is waited for."""
+    now = [100.0]
+    core = cores.open(max_model_len=1_000, clock=lambda: now[0])
+    opened, began = threading.Event(), threading.Event()
+
+    def hang(data: memoryview) -> None:
+        began.set()
+        opened.wait(10)
+
+    cores.disk.on_write = hang
+    request, short = long("a"), cores.request("short", cores.text("s", 9), 4)
+    core.add(request)
+    while not began.is_set():
+        assert not core.step().errors
+    for _ in range(20):
+        assert not core.step().errors
+    now[0] += HUNG_SECONDS + 1
+    errors = cores.run(core, short)
+    opened.set()
+    assert list(errors) == ["a"] and "the SSD does not answer" in errors["a"]
+    assert short.output_token_ids == cores.expected(short) and core.cache.pool.num_used == 0
+    core.close()
+
+
 def test_its_blocks_are_not_dropped_from_a_full_ssd(core: Any, cores: Any, long: Any) -> None:
     """Others write through meanwhile, much more than fits, and give way to each other instead."""
     request = long("a", 100, 40)

@@ -194,6 +194,21 @@ def test_blocks_that_wait_to_be_written_are_bounded(tmp_path: Path, disk: Any) -
     rig.transfers.close()
 
 
+class Broken(Compression):
+    """Packs nothing at all."""
+
+    def pack(self, payload: memoryview, read_seconds: float) -> bytes | None:
+        raise RuntimeError("made to fail")
+
+
+def test_a_block_that_could_not_be_sealed_may_be_asked_for_again(tmp_path: Path, disk: Any) -> None:
+    """It is no longer on its way: who waits for it to come would wait for ever."""
+    rig = Rig(tmp_path, disk, compression=Broken())
+    rig.store(*names("a"))
+    assert rig.transfers.tier.wants(names("a")[0], at_once=True)
+    rig.transfers.close()
+
+
 def test_a_directory_that_another_process_leaves_is_taken_over(tmp_path: Path, disk: Any) -> None:
     """Until then the tier is empty and wants nothing; then it has what the other one wrote."""
     first = Rig(tmp_path, disk)
