@@ -29,11 +29,15 @@ class Admission:
             num_kept = max(0, self._config.urgent_reserved_seqs - _num_urgent(running))
         return len(running) + num_kept < self._config.max_num_seqs
 
+    def is_kept_out(self, request: Request) -> bool:
+        """Whether it waits for the lane of long sequences, whatever room there is; who comes after it does not."""
+        return self._lane.keeps_large_out and self._lane.is_large(request)
+
     def fits(self, request: Request, running: Sequence[Request]) -> bool:
         """Whether the predicted lengths keep the cache within its size until everybody has finished."""
-        num_reserved = self._lane.num_reserved_blocks
-        if num_reserved and self._lane.is_large(request):
+        if self.is_kept_out(request):
             return False
+        num_reserved = self._lane.num_reserved_blocks
         if not running:
             return True
         peak = future_peak_blocks([*running, request], self._cache, self._lengths)

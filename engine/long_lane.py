@@ -1,5 +1,6 @@
 """Sequences that are larger than the KV memory: one at a time, in steps of its own, in a window of the memory."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -24,8 +25,10 @@ class LongLane:
     """Decides who is in the lane, what its next step is, and when that is due.
 
     A sequence in the lane leaves its oldest full blocks to the SSD. Whoever is in it has the same time as all others
-    together. It gives way to a request that the rest of the memory does not hold, if that is urgent or has aged, and
-    goes on behind it: what it had written is not computed again.
+    together. It gives way to a request that the rest of the memory does not hold, if that is urgent, has to run alone,
+    or has aged and is older; an aged one that is younger waits until the lane has had a turn of `ageing_seconds`. It
+    goes on behind that one: what it had written is not computed again. Once one before the lane has aged, nobody that
+    large starts before it who would not make it give way.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class LongLane:
         self.waiting: list[Request] = []
         self.request: Request | None = None
         self.num_reserved_blocks = 0
+        self.keeps_large_out = False
         self._config = config
         self._cache = cache
         self._policy = policy
@@ -48,6 +52,7 @@ class LongLane:
         self._losses: Counter[str] = Counter()
         self._began: float | None = None
         self._due_at = 0.0
+        self._younger_press_at = math.inf
 
     def __repr__(self) -> str:
         return f"LongLane({self.request!r}, waiting={len(self.waiting)})"
@@ -88,18 +93,28 @@ class LongLane:
         self._tell_writes(False)
 
     def gives_way(self, waiting: Iterable[Request], now: float) -> bool:
-        return self.request is not None and self._is_pressed(waiting, now)
+        return self.request is not None and self._is_pressed(self.request, waiting, now)
 
     def admit(self, running: Sequence[Request], waiting: Iterable[Request], now: float) -> None:
-        """Reserve the window for who is in the lane or comes next, and let that one in once the window is free."""
-        self.num_reserved_blocks = 0
+        """Reserve the window for who is in the lane or comes next, and let that one in once the window is free. While
+        large requests run, others as large stay out once it has aged."""
+        self.num_reserved_blocks, self.keeps_large_out = 0, False
         if self.request is None:
-            if not self.waiting or any(map(self.is_large, running)) or self._is_pressed(waiting, now):
+            if not self.waiting:
+                return
+            first = min(self.waiting, key=lambda request: self._policy.key(request, now))
+            is_taken = any(map(self.is_large, running))
+            if is_taken:
+                self._younger_press_at = math.inf  # one of them has its turn: the next one is the lane's
+            if self._is_pressed(first, waiting, now):
+                return
+            if is_taken:
+                self.keeps_large_out = self._has_aged(first, now)
                 return
             peak = future_peak_blocks(running, self._cache, self._lengths) if running else 0
             if max(peak, self._cache.pool.num_used) + self.window <= self._config.num_blocks:
-                self._start(min(self.waiting, key=lambda request: self._policy.key(request, now)))
-        self.num_reserved_blocks = self.window
+                self._start(first, now)
+        self.num_reserved_blocks, self.keeps_large_out = self.window, True
 
     def is_due(self, now: float) -> bool:
         """Whether the others have had as long as the latest step of the lane; to be asked once for each step."""
@@ -136,8 +151,9 @@ class LongLane:
         self._losses[request_id] += 1
         return error.is_hung or self._losses[request_id] > MAX_LOSSES
 
-    def _start(self, request: Request) -> None:
+    def _start(self, request: Request, now: float) -> None:
         self.waiting.remove(request)
+        self._younger_press_at = now + self._policy.ageing_seconds
         num_found = self._cache.attach_cold_prefix(request, self.window // 2)
         if request.num_preemptions == 0:
             request.num_cached_tokens = min(num_found, request.num_prompt_tokens)
@@ -149,12 +165,21 @@ class LongLane:
         self.request = request
         self._tell_writes(True)
 
-    def _is_pressed(self, waiting: Iterable[Request], now: float) -> bool:
+    def _is_pressed(self, long: Request, waiting: Iterable[Request], now: float) -> bool:
+        """Whether a large request comes before this one. An aged one does if it is older, or the lane had a turn."""
         return any(
-            request.priority is PriorityClass.URGENT or now - request.arrival_seconds >= self._policy.ageing_seconds
+            request.priority is PriorityClass.URGENT
+            or request.num_failed_steps > 0  # it has to run alone, and until then nobody else does
+            or (
+                self._has_aged(request, now)
+                and (request.arrival_seconds < long.arrival_seconds or now >= self._younger_press_at)
+            )
             for request in waiting
             if self.is_large(request)
         )
+
+    def _has_aged(self, request: Request, now: float) -> bool:
+        return now - request.arrival_seconds >= self._policy.ageing_seconds
 
     def _blocks_at_end(self, request: Request) -> int:
         total = request.num_prompt_tokens + request.params.max_tokens

@@ -52,7 +52,7 @@ class Starts:
         for place, request in enumerate(order):
             if not budget.has_prefill_room:
                 return
-            if self._waits(request):
+            if self._waits(request) or self.admission.is_kept_out(request):
                 continue
             if not self.admission.has_slot(request, running):
                 return

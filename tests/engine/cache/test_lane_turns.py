@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.api import FinishReason, PriorityClass
-from engine.request import Request
+from engine.request import Request, RequestStatus
 
 LONG = 160  # tokens of `long`
 
@@ -63,3 +63,64 @@ def test_it_gives_way_to_a_large_request_that_is_urgent(core: Any, cores: Any, l
     assert ended == [urgent, request] and request.num_preemptions == 1
     assert all(r.output_token_ids == cores.expected(r) for r in ended)
     assert core.runner.num_computed < LONG + 70 + 80
+
+
+def test_it_does_not_starve_behind_large_requests_that_keep_coming(core: Any, cores: Any, long: Any) -> None:
+    """Once it has aged, younger ones wait until it has been in the lane."""
+    request = long("a")
+    ended: list[Request] = []
+    core.add(long("l0", 70, 4, arrival_seconds=1.0))
+    core.step()
+    core.add(request)
+    until = time.monotonic() + 20
+    while request.finish_reason is None and time.monotonic() < until:
+        while len(core._requests) < 3:
+            number = len(ended) + len(core._requests)
+            core.add(long(f"l{number}", 70, 4, arrival_seconds=float(number)))
+        ended += core.step().finished
+    assert request.output_token_ids == cores.expected(request) and len(ended) < 5
+    assert not cores.run(core)
+
+
+def test_large_requests_that_have_aged_get_their_turn_beside_it(core: Any, cores: Any, long: Any) -> None:
+    """One that came later waits until the sequence in the lane has been there for as long as it takes to age; then
+    it is the lane's turn again. Small ones do not wait behind it."""
+    now = [1_000.0]
+    core._clock = lambda: now[0]
+    request, small = long("a", max_tokens=30), cores.request("s", cores.text("s", 9), 4, arrival_seconds=1_027.0)
+    large = [long(f"l{number}", 70, 4, arrival_seconds=995.0 + number) for number in range(2)]
+    core.add(request)
+    core.step()
+    for one in large:
+        core.add(one)
+    now[0] = 1_027.0  # they have aged
+    core.add(small)
+    for _ in range(12):
+        core.step()
+    assert core.scheduler.lane.request is request and small.finish_reason is FinishReason.LENGTH
+    now[0] = 1_031.0  # and it has had its turn
+    core.step()
+    assert core.scheduler.lane.request is None and large[0].status is RequestStatus.RUNNING
+    ended: list[Request] = []
+    until = time.monotonic() + 20
+    while core.has_work and time.monotonic() < until:
+        ended += core.step().finished
+    assert ended == [large[0], request, large[1]] and request.num_preemptions == 1
+    assert all(r.output_token_ids == cores.expected(r) for r in ended)
+
+
+def test_a_large_request_whose_step_failed_is_tried_again_before_one_gets_the_lane(
+    core: Any, cores: Any, long: Any
+) -> None:
+    """It has to run alone, and nobody else may until it has."""
+    large, request = long("l", 70, 4, arrival_seconds=1e12), long("a", arrival_seconds=1e12)  # neither ages
+    core.add(large)
+    core.step()
+    core.add(request)
+    core.runner.fail_next = True
+    core.step()
+    assert large.num_failed_steps == 1
+    core.step()
+    assert large.status is RequestStatus.RUNNING and core.scheduler.lane.request is None
+    assert not cores.run(core)
+    assert all(r.output_token_ids == cores.expected(r) for r in (large, request))
