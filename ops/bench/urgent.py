@@ -113,11 +113,10 @@ async def phase(
     await asyncio.sleep(seconds)
     ended = time.monotonic()
     stop.set()
-    for feeder in feeders:
-        feeder.cancel()
-    await asyncio.gather(*feeders, return_exceptions=True)
+    during = list(gaps)
+    await asyncio.gather(*feeders)  # to their end: the next phase begins with an idle engine
     print(f"  {name}: {len(first)} urgent answers in {ended - began:.0f} s", file=sys.stderr, flush=True)
-    return {"began": began, "ended": ended, "first": first, "moments": moments, "gaps": gaps}
+    return {"began": began, "ended": ended, "first": first, "moments": moments, "gaps": during}
 
 
 def summary(phases: list[dict[str, Any]], recording: list[Any]) -> dict[str, Any]:
