@@ -198,10 +198,12 @@ class OffsetTracker:
         return news
 
     def committed(self, progress: Mapping[TopicPartition, Progress]) -> None:
-        """The broker has these."""
+        """The broker has these. What lies beyond all that came is of a log that was forgotten meanwhile."""
         for tp, made in progress.items():
             part = self._partitions.get(tp)
-            if part is not None and not is_behind(made, part.committed):
+            if part is None or part.next is None or made.offset > part.next:
+                continue
+            if not is_behind(made, part.committed):
                 part.committed = made
 
     def _part(self, tp: TopicPartition) -> PartitionState:

@@ -174,3 +174,18 @@ def test_finishing_what_does_not_run_is_a_fault():
     offsets.finished(TP, 0)
     with pytest.raises(KeyError):
         offsets.finished(TP, 0)
+
+
+def test_a_commit_of_a_log_that_was_forgotten_meanwhile_is_not_the_new_ones():
+    """It was on its way when the topic was found to be made anew: the new log is committed from its own beginning."""
+    offsets = tracker()
+    begin(offsets, *range(50))
+    for offset in range(50):
+        offsets.finished(TP, offset)
+    on_its_way = offsets.to_commit()
+    offsets.forget([TP])
+    offsets.assign({TP: PartitionStart(None, end=1, first=0)})
+    offsets.committed(on_its_way)
+    begin(offsets, 0)
+    offsets.finished(TP, 0)
+    assert committable(offsets) == 1
