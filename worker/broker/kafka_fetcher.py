@@ -53,6 +53,7 @@ class KafkaFetcher:
         """Connect, and subscribe to `topics` if any are given; retried while the broker is away. Raises BrokerError
         where it is stopped meanwhile: nothing stays behind that would be a member of the group."""
         connection = self._connection
+        self._closed = False
 
         async def attempt() -> None:
             self._check_open()
@@ -80,7 +81,7 @@ class KafkaFetcher:
         await starting(connection, attempt)
 
     async def stop(self) -> None:
-        """For good, also in the middle of `start`."""
+        """Also in the middle of `start`, which then ends with nothing left behind."""
         self._closed = True
         await self._drop()
 
