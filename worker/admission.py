@@ -84,13 +84,13 @@ class Admission:
         self._freed = {prompt for prompt in self._elsewhere if prompt not in self._answered}
         self._elsewhere.clear()
 
-    def arrived(self, held: Held) -> bool:
-        """A new record, `OffsetTracker.arrived` already; whether a former owner has dealt with it, so that it is
-        finished."""
+    def arrived(self, held: Held) -> None:
+        """A new record, `OffsetTracker.arrived` already."""
         record = held.record
         self._held[record.tp, record.offset] = held
         told = Answered.of(record)
-        return told in self._answered and self.answered(told)
+        if told in self._answered:
+            self.answered(told)
 
     def forget(self, tps: Collection[TopicPartition]) -> None:
         """The partitions leave us: what is held of them will be delivered again."""

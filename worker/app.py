@@ -44,7 +44,6 @@ from worker.replies.routes import ReplyRoutes
 from worker.running_jobs import RunningJobs
 from worker.settings import Settings
 from worker.shared_runs import SharedRuns
-from worker.tails import empty_tails
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +93,6 @@ class WorkerApp:
             backpressure=Backpressure(settings.thresholds, dwell_seconds=settings.backpressure_dwell_seconds),
             stats=engine.stats,
             class_of=self._class_of,
-            empty_tails=partial(empty_tails, broker),
             committer=self.member.committer,
             max_inflight_requests=settings.max_inflight_requests,
             clock=clock,

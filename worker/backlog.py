@@ -1,25 +1,22 @@
 """How far behind each partition is: what waits, for how long, and when the broker will drop it unanswered."""
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import structlog
 
 from worker.assignment import Assignment
-from worker.broker.api import Admin, BrokerError, Record, TopicPartition
+from worker.broker.api import Admin, BrokerError, Consumer, Record, TopicPartition
 from worker.clock import Clock
 from worker.metrics import Metrics
 from worker.offsets import OffsetTracker
 from worker.partition_backlog import PartitionBacklog
-from worker.subscription import Subscription
 
 BYTES_PER_TOKEN = 4
 MEASURE_SECONDS = 10.0
 RETENTION_KNOWN_SECONDS = 300.0
-SETTLE_SECONDS = 0.5
 MEAN_WEIGHT = 0.05
 RETENTION = "retention.ms"
 FOREVER = "-1"
@@ -102,7 +99,7 @@ class BacklogWatch:
         self,
         backlog: Backlog,
         assignment: Assignment,
-        consumer: Subscription,
+        consumer: Consumer,
         admin: Admin,
         clock: Clock,
         metrics: Metrics,
@@ -129,22 +126,10 @@ class BacklogWatch:
 
     async def look(self) -> None:
         """Measure once. Raises BrokerError."""
-        tps = frozenset(self._assignment.open)
-        ends = await self._consumer.end_offsets(tps) if tps else {}
-        await self._pass_gaps([tp for tp in tps & self._assignment.open if self._assignment.positions[tp] < ends[tp]])
-        ours = {tp: self._assignment.positions[tp] for tp in tps & self._assignment.open}
+        ours = {tp: self._assignment.positions[tp] for tp in self._assignment.open}
+        ends = await self._consumer.end_offsets(ours.keys()) if ours else {}
         retention = await self._retention_ms(frozenset(tp.topic for tp in ours))
         self._metrics.observe_backlog(self._backlog.measure(ours, ends, retention, self._clock.wall_ms()))
-
-    async def _pass_gaps(self, behind: Collection[TopicPartition]) -> None:
-        """An end that is a gap would be lag for ever: a transaction's marker is the last thing of many a partition."""
-        epoch = self._assignment.epoch
-        if behind:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SETTLE_SECONDS):
-                    positions = await self._consumer.settled_positions(behind)
-                    if epoch == self._assignment.epoch:
-                        self._assignment.passed(positions)
 
     async def _retention_ms(self, topics: frozenset[str]) -> Mapping[str, int]:
         """By topic, where it is bounded and we may know it; asked for again every few minutes."""

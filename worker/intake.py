@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -12,7 +12,14 @@ from worker.admission import Admission, Held, Start
 from worker.assignment import Assignment
 from worker.backlog import Backlog, estimated_tokens
 from worker.backpressure import Backpressure
-from worker.broker.api import Consumer, Record, TopicNotAvailableError, TopicPartition, UnreadableRecordsError
+from worker.broker.api import (
+    BrokerError,
+    Consumer,
+    Record,
+    TopicNotAvailableError,
+    TopicPartition,
+    UnreadableRecordsError,
+)
 from worker.clock import Clock
 from worker.committer import Committer
 from worker.fair_queue import FairQueue
@@ -21,7 +28,7 @@ from worker.offsets import OffsetTracker
 
 MAX_RECORDS_PER_POLL = 8
 IDLE_SECONDS = 0.05
-TAIL_SECONDS = 2.0
+GAP_SECONDS = 2.0
 AGAIN_SECONDS = 5.0
 UNREADABLE = (UnreadableRecordsError, TopicNotAvailableError)  # of one partition, or of its topic
 
@@ -50,7 +57,6 @@ class Intake:
         backpressure: Backpressure,
         stats: Callable[[], EngineStats],
         class_of: Callable[[str], PriorityClass],
-        empty_tails: Callable[[Mapping[TopicPartition, int]], Awaitable[frozenset[TopicPartition]]],
         committer: Committer,
         max_inflight_requests: int,
         clock: Clock,
@@ -66,7 +72,6 @@ class Intake:
         self._backpressure = backpressure
         self._stats = stats
         self._class_of = class_of
-        self._empty_tails = empty_tails
         self._slots = {cls: math.ceil(max_inflight_requests * share) for cls, share in SLOT_SHARE.items()}
         self._clock = clock
         self._metrics = metrics
@@ -75,7 +80,7 @@ class Intake:
         self._empty: dict[TopicPartition, float] = {}  # until when they are not asked again
         self._last_polled: dict[TopicPartition, int] = {}
         self._turn = 0
-        self._quiet_since: float | None = None
+        self._gaps_due_at = 0.0
 
     @property
     def num_inflight(self) -> int:
@@ -87,9 +92,9 @@ class Intake:
         ends seen at the start. What is held at a stop stays for redelivery."""
         while not stop.is_set() and not (until_end and self._assignment.at_ends and not self._admission.num_held):
             await self._start(admit)
+            if self._clock.now() >= self._gaps_due_at:
+                await self._pass_gaps()
             ready = self._ready()
-            if until_end:
-                await self._pass_gaps(ready)
             if not ready:
                 await self._wait_for_change()
                 continue
@@ -189,7 +194,6 @@ class Intake:
         self._backlog.polled(tp, records)
         self._assignment.polled(tp, records[-1].offset + 1)
         self._assignment.unreadable.pop(tp, None)
-        self._quiet_since = None
         self._queue.charge(cls, sum(map(estimated_tokens, records)), self._clock.now())
         self._committer.progressed()  # what is known as done moves the watermark, and nothing else may ever end here
 
@@ -201,18 +205,16 @@ class Intake:
             self._consumer.seek(tp, offset)
             self._assignment.expected[tp] = offset
 
-    async def _pass_gaps(self, ready: Mapping[PriorityClass, Collection[TopicPartition]]) -> None:
-        """Where polling brings nothing although an end is not reached: the end may be a gap, and is reached then."""
-        behind = self._assignment.behind
-        polled = {tp for tps in ready.values() for tp in tps}
-        if not behind or not behind.keys() <= polled:
-            self._quiet_since = None
-        elif self._quiet_since is None:
-            self._quiet_since = self._clock.now()
-        elif self._clock.now() - self._quiet_since >= TAIL_SECONDS:
-            for tp in await self._empty_tails(behind):
-                self._assignment.polled(tp, self._assignment.ends[tp])
-            self._quiet_since = None
+    async def _pass_gaps(self) -> None:
+        """Offsets without records, as compaction and control records leave them, are behind us once the consumer has
+        passed them: an end of them would be lag for ever. Nothing else polls, so all that it has given was taken."""
+        epoch = self._assignment.epoch
+        with contextlib.suppress(TimeoutError, BrokerError):
+            async with asyncio.timeout(IDLE_SECONDS):  # known at once, but for one that is being sought
+                positions = await self._consumer.positions(frozenset(self._assignment.open))
+                if epoch == self._assignment.epoch:
+                    self._assignment.passed(positions)
+        self._gaps_due_at = self._clock.now() + GAP_SECONDS
 
     def _ready(self) -> dict[PriorityClass, list[TopicPartition]]:
         paused = self._backpressure.update(self._stats().kv_utilisation, self._clock.now())

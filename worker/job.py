@@ -149,7 +149,7 @@ class Job:
             request = await self._off_the_loop(partial(self._translate, prompt, headers))
             self._tally.num_prompt_tokens = len(request.prompt_token_ids)
             replier = self._replier = self._make_replier(mode, prompt)
-            self._leads = runs.alone(key, route) if held_up else runs.lead(key, route)
+            self._leads = SharedRun(key, route) if held_up else runs.lead(key, route)
             if self._leads is not None:
                 longest = len(request.prompt_token_ids) + request.params.n * request.params.max_tokens
                 with self._services.quotas.tokens(envelope.tenant, longest):

@@ -86,10 +86,6 @@ class SharedRuns:
         self._runs[key] = run = SharedRun(key, route)
         return run
 
-    def alone(self, key: RunKey, route: Hashable) -> SharedRun:
-        """A new run that nobody follows, beside the one there is; the caller has to `end` it."""
-        return SharedRun(key, route)
-
     def running(self, key: RunKey) -> SharedRun:
         """Raises KeyError when nothing runs under this key."""
         return self._runs[key]

@@ -182,11 +182,6 @@ class Subscription:
     async def positions(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return await self._inner.positions(tps)
 
-    async def settled_positions(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """`positions` while no poll is on its way: every record before them has been handed on."""
-        async with self._polling:
-            return await self.positions(tps)
-
     async def end_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return await self._inner.end_offsets(tps)
 

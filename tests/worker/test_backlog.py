@@ -1,5 +1,6 @@
 """How far behind a partition is, and what is told of it."""
 
+import asyncio
 import json
 
 from engine.scripted import ScriptedEngine
@@ -92,8 +93,9 @@ async def test_a_worker_tells_what_waits_in_its_partitions(rig, prompt):
     assert 3500 < value("v4flash_partition_seconds_to_retention_loss", told) <= 3600
 
 
-async def test_an_end_that_is_a_gap_is_no_backlog_and_is_committed(rig, prompt):
+async def test_an_end_that_is_a_gap_is_no_backlog_and_is_committed(rig, prompt, monkeypatch):
     """The marker of a transaction behind the last prompt: nothing will ever come of it; what runs is not passed."""
+    monkeypatch.setattr("worker.intake.GAP_SECONDS", 0.0)
     await rig.broker.create_topics(NewTopic("jobs", 1))
     routes, metrics, jobs = RouteTable(routes=(Route(topics=("jobs",)),)), Metrics(), TopicPartition("jobs", 0)
     for text in ("[[slow]] [[tokens=8]]", "hello"):
@@ -107,7 +109,9 @@ async def test_an_end_that_is_a_gap_is_no_backlog_and_is_committed(rig, prompt):
     async with rig.running(app):
         await rig.until_replied("hello")
         rig.broker.leave_gap(jobs, 3)
-        await watch.look()
+        async with asyncio.timeout(5):
+            while app.member.assignment.positions[jobs] < 5:
+                await changes.wait_for(lambda: False, 0.02)
         assert app.member.tracker.watermark(jobs) == 0
         await rig.until_replied("[[slow]] [[tokens=8]]")
         assert await changes.wait_for(lambda: offsets[jobs].offset == 5, 5.0)

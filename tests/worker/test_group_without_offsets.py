@@ -82,10 +82,11 @@ async def test_offsets_that_compaction_took_hold_nothing_up(rig, prompt, gone, m
     ids = [f"r{at}" for at in range(6)]
     for request_id in ids:
         await send_aged(rig, prompt, request_id, 0)
-    monkeypatch.setattr("worker.intake.TAIL_SECONDS", 0.05)
+    monkeypatch.setattr("worker.intake.GAP_SECONDS", 0.05)
     compact_away(rig, *gone)
     await rig.serve_all()
     assert [len(rig.replies(request_id)) for request_id in ids] == [int(at not in gone) for at in range(6)]
+    assert await rig.uncommitted() == {}
 
 
 async def test_what_a_vanished_owner_left_on_an_offset_that_is_gone_holds_nothing_up(rig, prompt):

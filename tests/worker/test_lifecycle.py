@@ -147,7 +147,7 @@ async def test_until_end_fails_when_its_last_commit_is_not_taken(rig, prompt):
 
 async def test_until_end_ends_when_the_last_offsets_of_a_partition_are_a_gap(rig, prompt, monkeypatch):
     """Compaction and control records leave offsets that no poll ever brings, also in a partition without a record."""
-    monkeypatch.setattr("worker.intake.TAIL_SECONDS", 0.05)
+    monkeypatch.setattr("worker.intake.GAP_SECONDS", 0.05)
     tp = await rig.send(prompt(), x_request_id="r")
     rig.broker.leave_gap(tp, 3)
     rig.broker.leave_gap(TopicPartition(rig.names.prompts("bulk"), 1), 2)
