@@ -12,14 +12,7 @@ from worker.admission import Admission, Held, Start
 from worker.assignment import Assignment
 from worker.backlog import Backlog, estimated_tokens
 from worker.backpressure import Backpressure
-from worker.broker.api import (
-    BrokerError,
-    Consumer,
-    Record,
-    TopicNotAvailableError,
-    TopicPartition,
-    UnreadableRecordsError,
-)
+from worker.broker.api import PARTITION_ERRORS, BrokerError, Consumer, Record, TopicPartition
 from worker.clock import Clock
 from worker.committer import Committer
 from worker.fair_queue import FairQueue
@@ -30,7 +23,6 @@ MAX_RECORDS_PER_POLL = 8
 IDLE_SECONDS = 0.05
 GAP_SECONDS = 2.0
 AGAIN_SECONDS = 5.0
-UNREADABLE = (UnreadableRecordsError, TopicNotAvailableError)  # of one partition, or of its topic
 
 log = structlog.get_logger(__name__)
 
@@ -154,7 +146,7 @@ class Intake:
         epoch = self._assignment.epoch
         try:
             records = await self._consumer.poll(tp, most, 0)
-        except UNREADABLE as error:  # another replica, or other rights, may still bring them: nothing is skipped
+        except PARTITION_ERRORS as error:  # another replica, or other rights, may still bring them: nothing is skipped
             log.warning("records cannot be read", topic=tp.topic, partition=tp.partition, error=repr(error))
             self._assignment.unreadable[tp] = self._clock.now() + AGAIN_SECONDS
             return
@@ -168,7 +160,7 @@ class Intake:
         epoch = self._assignment.epoch
         try:
             records = await self._consumer.poll_any(tps, IDLE_SECONDS)
-        except UNREADABLE:  # asked one by one, each says whether it is the one
+        except PARTITION_ERRORS:  # asked one by one, each says whether it is the one
             self._empty.clear()
             return
         if not records:

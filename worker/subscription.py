@@ -8,15 +8,14 @@ import structlog
 
 from topics.routes import RouteTable
 from worker.broker.api import (
+    PARTITION_ERRORS,
     Admin,
     BrokerError,
     Consumer,
     OffsetCommit,
     RebalanceListener,
     Record,
-    TopicNotAvailableError,
     TopicPartition,
-    UnreadableRecordsError,
 )
 from worker.errors import WorkerError
 from worker.watchdog import Watchdog
@@ -155,9 +154,7 @@ class Subscription:
                 records = await poll(consumer)
             except BrokerError as error:
                 if consumer is self._consumer:
-                    if isinstance(
-                        error, UnreadableRecordsError | TopicNotAvailableError
-                    ):  # an answer, and no other consumer has a better one
+                    if isinstance(error, PARTITION_ERRORS):  # an answer, as good as it gets
                         self._watchdog.answered(tps, fruitful=tps if len(tps) == 1 else ())
                     raise
                 records = ()  # it was replaced under the poll

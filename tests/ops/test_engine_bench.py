@@ -1,27 +1,22 @@
 """The pure parts of the engine benchmark: what is counted, what is refused, and what the machine allows."""
 
-import importlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCH = Path(__file__).parents[2] / "ops" / "bench"
-NAMES = ("limits", "percentiles", "quality", "report", "workloads", "turns", "link", "roster", "peers", "peers.api")
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[dict[str, ModuleType]]:
-    """The benchmark's modules, imported as its scripts do; names and search path are put back afterwards."""
-    sys.path.append(str(BENCH))
-    try:
-        yield {name: importlib.import_module(name) for name in NAMES}
-    finally:
-        sys.path.remove(str(BENCH))
-        for name in NAMES:
-            sys.modules.pop(name, None)
+BENCH_MODULES = (
+    "limits",
+    "percentiles",
+    "quality",
+    "report",
+    "workloads",
+    "turns",
+    "link",
+    "roster",
+    "peers",
+    "peers.api",
+)
 
 
 def prompts(bench: dict[str, ModuleType], lengths: list[int], num_out: int, prefix: int = 0) -> list[object]:

@@ -1,30 +1,10 @@
 """The latency benchmark judges what it says it judges; the texts of the labels show nothing that they ask for."""
 
 import asyncio
-import importlib
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
-
-BENCH = Path(__file__).parents[2] / "ops" / "bench"
-NAMES = ("percentiles", "workloads", "static_batching", "latency", "topic_texts")
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[dict[str, ModuleType]]:
-    """The modules, imported as their scripts do; names and search path are put back afterwards."""
-    path = list(sys.path)
-    sys.path.append(str(BENCH))
-    try:
-        yield {name: importlib.import_module(name) for name in NAMES}
-    finally:
-        sys.path[:] = path
-        for name in NAMES:
-            sys.modules.pop(name, None)
+BENCH_MODULES = ("percentiles", "workloads", "static_batching", "latency", "topic_texts")
 
 
 def rows(few: tuple[float, float], many: tuple[float, float]) -> dict[int, dict[str, Any]]:

@@ -1,11 +1,8 @@
 """The simulator runs the real scheduler and cache on a trace, and the recording tells work from repeated work."""
 
 import argparse
-import importlib
 import json
 import random
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,21 +11,7 @@ import pytest
 from engine.batch import SampledRow, ScheduledBatch
 from engine.core import EngineCore
 
-BENCH = Path(__file__).parents[2] / "ops" / "bench"
-NAMES = ("traces", "virtual", "simulate", "recording")
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[dict[str, ModuleType]]:
-    """The modules, imported as their scripts do; names and search path are put back afterwards."""
-    path = list(sys.path)
-    sys.path.append(str(BENCH))
-    try:
-        yield {name: importlib.import_module(name) for name in NAMES}
-    finally:
-        sys.path[:] = path
-        for name in NAMES:
-            sys.modules.pop(name, None)
+BENCH_MODULES = ("traces", "virtual", "simulate", "recording")
 
 
 @pytest.fixture

@@ -76,6 +76,10 @@ class TopicNotAvailableError(BrokerError):
     retriable = False
 
 
+PARTITION_ERRORS = (UnreadableRecordsError, TopicNotAvailableError)
+"""What a poll raises of one partition or its topic: no other consumer has a better answer, and the others go on."""
+
+
 class ProducerWedgedError(BrokerError):
     """The producer can never send again (fenced, out of order): replace it."""
 
