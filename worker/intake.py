@@ -156,7 +156,7 @@ class Intake:
             self._empty[tp] = self._clock.now() + IDLE_SECONDS
 
     async def _poll_all(self, tps: Collection[TopicPartition]) -> None:
-        """Where none had records: wait for the first that has."""
+        """Where none had records: wait for the first that has. While none has, none is asked alone."""
         epoch = self._assignment.epoch
         try:
             records = await self._consumer.poll_any(tps, IDLE_SECONDS)
@@ -164,6 +164,7 @@ class Intake:
             self._empty.clear()
             return
         if not records:
+            self._empty = dict.fromkeys(tps, self._clock.now() + IDLE_SECONDS)
             return
         self._empty.clear()
         tp = records[0].tp

@@ -86,7 +86,7 @@ class KafkaConsumer(ConsumerRebalanceListener):  # type: ignore[misc]
         return await self._admin.committed(self._group, tps)
 
     async def positions(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        return {tp: await self._fetcher.position(tp) for tp in tps if tp in self.assignment()}
+        return {tp: await self._fetcher.position(tp) for tp in self.assignment().intersection(tps)}
 
     async def end_offsets(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         return await self._fetcher.ends(tps)

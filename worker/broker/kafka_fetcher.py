@@ -142,7 +142,7 @@ class KafkaFetcher:
 
     async def fetch_any(self, tps: Collection[TopicPartition], timeout_seconds: float) -> Sequence[Record]:
         """As `Consumer.poll_any`. With one record at a time the library raises before it has taken any."""
-        ours = [tp for tp in tps if tp in self.assignment()]
+        ours = self.assignment().intersection(tps)
         if not ours:
             await asyncio.sleep(timeout_seconds)
             return []
