@@ -53,7 +53,7 @@ class TorchKernels:
         return to_rows(silu_mul(dense(gate_up)), row_format)
 
     def feed_forward(self, rows: Rows, gate_up: Linear, down: Linear) -> Product:
-        return feed_forward(self.silu_mul, rows, gate_up, down)
+        return feed_forward(lambda some: self.silu_mul(gate_up(some), down.row_format), rows, down)
 
     def _planned(self, kv: LayerKV, plan: AttentionPlan) -> CpuAttention | StoredAttention:
         if self._steps and self._steps[0].plan is not plan:

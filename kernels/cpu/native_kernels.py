@@ -12,7 +12,7 @@ from kernels.cpu.int8 import make_int8_linear
 from kernels.cpu.linear import make_linear
 from kernels.cpu.native.ops import NativeOps
 from kernels.cpu.sharing import shared_groups
-from kernels.cpu.tiles import make_tile_int8_linear, make_tile_linear
+from kernels.cpu.tiles import TileInt8Linear, TileLinear, make_tile_int8_linear, make_tile_linear
 from kernels.cpu.wide import WideLinear
 from kernels.kv import AttentionRows, LayerKV
 from kernels.reference.quant import quantise_weight
@@ -135,4 +135,9 @@ class NativeKernels:
         return self._ops.silu_mul(values, scales, row_format.dtype)
 
     def feed_forward(self, rows: Rows, gate_up: Linear, down: Linear) -> Product:
-        return feed_forward(self.silu_mul, rows, gate_up, down)
+        def gated(rows: Rows) -> Rows:
+            if isinstance(gate_up, TileLinear | TileInt8Linear) and gate_up.can_gate(down.row_format):
+                return gate_up.gated(rows, down.row_format)
+            return self.silu_mul(gate_up(rows), down.row_format)
+
+        return feed_forward(gated, rows, down)

@@ -13,6 +13,8 @@ from torch import Tensor
 from kernels.cpu.native.ops import NativeOps
 from kernels.rows import ZERO_POINT, Product, QuantRows, RowFormat, Rows, ScaledRows
 
+_GATED_OUTPUTS = 128  # `tile_gate` works on 64 gates and their ups at a time
+
 
 @dataclass(frozen=True, slots=True)
 class TileLinear:
@@ -27,6 +29,15 @@ class TileLinear:
     def __call__(self, rows: Rows) -> Tensor:
         assert isinstance(rows, Tensor), "a dense linear takes dense rows"
         return self.ops.tile_linear(rows, self.weight, self.bias, self.num_outputs)
+
+    def can_gate(self, row_format: RowFormat) -> bool:
+        """Whether `gated` serves: as gate and up of a linear that takes such rows."""
+        return row_format is RowFormat.BF16 and self.bias is None and self.num_outputs % _GATED_OUTPUTS == 0
+
+    def gated(self, rows: Rows, row_format: RowFormat) -> Tensor:
+        """[T, 2 F] outputs -> [T, F]: silu of the first half times the second, not rounded before."""
+        assert isinstance(rows, Tensor) and self.can_gate(row_format)
+        return self.ops.tile_gate(rows, self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +54,31 @@ class TileInt8Linear:
     quantise: Callable[[Tensor], QuantRows]
 
     def __call__(self, rows: Rows) -> Product:
-        if not isinstance(rows, QuantRows):
-            assert self.row_format is RowFormat.INT8, "rotated rows come from the operation before"
-            rows = self.quantise(rows)
+        rows = self._rounded(rows)
         product = ScaledRows(self.ops.tile_linear_int8(rows.values, self.weight, self.scales, self.zeros), rows.scales)
         if self.bias is None:
             return product
         return torch.addcmul(self.bias, product.values, product.scales[:, None])
+
+    def can_gate(self, row_format: RowFormat) -> bool:
+        """As that of `TileLinear`."""
+        return row_format.is_int8 and self.bias is None and len(self.scales) % _GATED_OUTPUTS == 0
+
+    def gated(self, rows: Rows, row_format: RowFormat) -> QuantRows:
+        """[T, 2 F] outputs -> [T, F]: silu of the first half times the second, rotated where wanted and rounded."""
+        assert self.can_gate(row_format)
+        rows = self._rounded(rows)
+        return QuantRows(
+            *self.ops.tile_gate_int8(
+                rows.values, rows.scales, self.weight, self.scales, self.zeros, row_format.hadamard
+            )
+        )
+
+    def _rounded(self, rows: Rows) -> QuantRows:
+        if isinstance(rows, QuantRows):
+            return rows
+        assert self.row_format is RowFormat.INT8, "rotated rows come from the operation before"
+        return self.quantise(rows)
 
 
 def make_tile_linear(weight: Tensor, bias: Tensor | None, ops: NativeOps) -> TileLinear:

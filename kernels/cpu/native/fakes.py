@@ -117,6 +117,16 @@ def tile_linear_int8(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -
     return x.new_empty((x.shape[0], scales.shape[0]), dtype=torch.float32)
 
 
+def tile_gate(x: Tensor, packed: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], packed.shape[0] * 16))
+
+
+def tile_gate_int8(
+    x: Tensor, x_scales: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, hadamard: int
+) -> tuple[Tensor, Tensor]:
+    return _int8_rows(x, packed.shape[0] * 16)
+
+
 def register_fakes() -> None:
     for fake in (
         add_rms_norm,
@@ -133,5 +143,7 @@ def register_fakes() -> None:
         tile_pack,
         tile_linear,
         tile_linear_int8,
+        tile_gate,
+        tile_gate_int8,
     ):
         torch.library.register_fake(f"v4flash::{fake.__name__}", fake)

@@ -22,6 +22,7 @@ def wrong_answers(ops: NativeOps) -> list[str]:
     }
     if ops.has_tiles:
         cases["tile_linear"] = _tile_linear
+        cases["tile_gate"] = _tile_gate
     with torch.inference_mode():
         return [name for name, is_right in cases.items() if not is_right(ops, generator)]
 
@@ -109,3 +110,18 @@ def _tile_linear(ops: NativeOps, generator: torch.Generator) -> bool:
     return _near(
         ops.tile_linear(x, ops.tile_pack(weight), None, 37), x.float() @ weight.float().T, 0.25
     ) and torch.equal(ops.tile_linear_int8(rows, ops.tile_pack(codes), ones, zeros), exact)
+
+
+def _tile_gate(ops: NativeOps, generator: torch.Generator) -> bool:
+    """As the gate of the product, in both formats; in int8 to the bit."""
+    x = torch.randn(19, _WIDTH, generator=generator).bfloat16()
+    weight = torch.randn(128, _WIDTH, generator=generator).bfloat16() / _WIDTH
+    gate, up = (x.float() @ weight.float().T).chunk(2, -1)
+    rows = torch.full((19, _WIDTH), 255, dtype=torch.uint8)
+    codes = torch.full((128, _WIDTH), 127, dtype=torch.int8)
+    ones, zeros, packed = torch.ones(128), 128 * codes.sum(1, dtype=torch.int32), ops.tile_pack(codes)
+    after = ops.silu_mul_int8(ops.tile_linear_int8(rows, packed, ones, zeros), ones[:19], 64)
+    beside = ops.tile_gate_int8(rows, ones[:19].clone(), packed, ones, zeros, 64)
+    return _near(ops.tile_gate(x, ops.tile_pack(weight)), torch.nn.functional.silu(gate) * up, 1e-2) and all(
+        torch.equal(one, other) for one, other in zip(beside, after, strict=True)
+    )

@@ -39,7 +39,7 @@ class NativeOps:
 
     def silu_mul_int8(self, gate_up: Tensor, scales: Tensor | None, hadamard: int) -> tuple[Tensor, Tensor]:
         """As `silu_mul`, then a normalised Hadamard (Sylvester's order) on each block of `hadamard` neighbours (0:
-        none, else a power of two up to 64 that divides F), quantised as by `quantise_rows`."""
+        none, or 64 where that divides F), quantised as by `quantise_rows`."""
         return _pair(torch.ops.v4flash.silu_mul_int8(gate_up, scales, hadamard))
 
     def quantise_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,6 +159,18 @@ class NativeOps:
     def tile_linear_int8(self, x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         """x [T, X] uint8 times a packed int8 weight, exact, less zeros [O] int32, times scales [O]: [T, O] float32."""
         return _tensor(torch.ops.v4flash.tile_linear_int8(x, packed, scales, zeros))
+
+    def tile_gate(self, x: Tensor, packed: Tensor) -> Tensor:
+        """`silu_mul` of x [T, X] bfloat16 times a packed bfloat16 weight [2 F, X] -> [T, F], rounded once. F is a
+        multiple of 64."""
+        return _tensor(torch.ops.v4flash.tile_gate(x, packed))
+
+    def tile_gate_int8(
+        self, x: Tensor, x_scales: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, hadamard: int
+    ) -> tuple[Tensor, Tensor]:
+        """`silu_mul_int8` of `tile_linear_int8` of x [T, X] with scales of its rows [T], to the bit. F is a multiple of
+        64."""
+        return _pair(torch.ops.v4flash.tile_gate_int8(x, x_scales, packed, scales, zeros, hadamard))
 
     def wide_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, X] times weight [O, X], bfloat16, as they lie in memory -> [T, O] float32, not rounded."""

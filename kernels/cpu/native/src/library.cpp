@@ -29,6 +29,10 @@ TORCH_LIBRARY(v4flash, m) {
   m.def("tile_pack(Tensor weight) -> Tensor");
   m.def("tile_linear(Tensor x, Tensor packed, Tensor? bias, int num_outputs) -> Tensor");
   m.def("tile_linear_int8(Tensor x, Tensor packed, Tensor scales, Tensor zeros) -> Tensor");
+  m.def("tile_gate(Tensor x, Tensor packed) -> Tensor");
+  m.def(
+      "tile_gate_int8(Tensor x, Tensor x_scales, Tensor packed, Tensor scales, Tensor zeros, int hadamard)"
+      " -> (Tensor, Tensor)");
   m.def("use_amx(bool wanted) -> bool", v4flash::use_amx);
 }
 
@@ -46,5 +50,7 @@ TORCH_LIBRARY_IMPL(v4flash, CPU, m) {
   m.impl("tile_pack", v4flash::tile_pack);
   m.impl("tile_linear", v4flash::tile_linear);
   m.impl("tile_linear_int8", v4flash::tile_linear_int8);
+  m.impl("tile_gate", v4flash::tile_gate);
+  m.impl("tile_gate_int8", v4flash::tile_gate_int8);
   m.impl("wide_linear", v4flash::wide_linear);
 }

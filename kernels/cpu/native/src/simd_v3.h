@@ -55,6 +55,8 @@ inline void store_n(BF16* p, Vec x, int n) {
 
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }  // b where one of them is NaN
+inline Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }  // b where one of them is NaN
+inline Vec rough_inverse(Vec x) { return _mm256_rcp_ps(x); }  // to eleven bits and more
 inline Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // x 2^n for x near 1; zero below the normal numbers, infinity above them.
 inline Vec scale_by_power(Vec x, Vec n) {
@@ -94,9 +96,14 @@ inline float reduce_max_magnitude(Vec x) {
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1))));
 }
 
-// Lane i gets lane i ^ stride, for a power of two below kLanes.
-inline Vec swap_lanes(Vec x, int stride) {
-  return _mm256_permutevar8x32_ps(x, _mm256_xor_si256(lane_numbers(), _mm256_set1_epi32(stride)));
+// Sylvester's Hadamard of the lanes, not normalised.
+inline Vec hadamard_lanes(Vec x) {
+  Vec other = _mm256_permute_ps(x, 0xb1);
+  x = _mm256_blend_ps(_mm256_add_ps(x, other), _mm256_sub_ps(other, x), 0xaa);
+  other = _mm256_permute_ps(x, 0x4e);
+  x = _mm256_blend_ps(_mm256_add_ps(x, other), _mm256_sub_ps(other, x), 0xcc);
+  other = _mm256_permute2f128_ps(x, x, 1);
+  return _mm256_blend_ps(_mm256_add_ps(x, other), _mm256_sub_ps(other, x), 0xf0);
 }
 
 // Rounds half to even, clamps to +-127, stores with zero point 128.

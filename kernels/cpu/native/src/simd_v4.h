@@ -34,6 +34,8 @@ inline void store_n(BF16* p, Vec x, int n) { _mm256_mask_storeu_epi16(p, first_l
 
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b where one of them is NaN
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }  // b where one of them is NaN
+inline Vec rough_inverse(Vec x) { return _mm512_rcp14_ps(x); }  // to eleven bits and more
 inline Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT); }
 inline Vec scale_by_power(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x 2^n
 inline float reduce_add(Vec x) { return _mm512_reduce_add_ps(x); }
@@ -54,10 +56,16 @@ inline float reduce_max_magnitude(Vec x) {
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(_mm512_castps_si512(x)))));
 }
 
-// Lane i gets lane i ^ stride, for a power of two below kLanes.
-inline Vec swap_lanes(Vec x, int stride) {
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  return _mm512_permutexvar_ps(_mm512_xor_si512(lane, _mm512_set1_epi32(stride)), x);
+// Sylvester's Hadamard of the lanes, not normalised.
+inline Vec hadamard_lanes(Vec x) {
+  Vec other = _mm512_permute_ps(x, 0xb1);
+  x = _mm512_mask_sub_ps(_mm512_add_ps(x, other), 0xaaaa, other, x);
+  other = _mm512_permute_ps(x, 0x4e);
+  x = _mm512_mask_sub_ps(_mm512_add_ps(x, other), 0xcccc, other, x);
+  other = _mm512_shuffle_f32x4(x, x, 0xb1);
+  x = _mm512_mask_sub_ps(_mm512_add_ps(x, other), 0xf0f0, other, x);
+  other = _mm512_shuffle_f32x4(x, x, 0x4e);
+  return _mm512_mask_sub_ps(_mm512_add_ps(x, other), 0xff00, other, x);
 }
 
 // Rounds half to even, clamps to +-127, stores with zero point 128.

@@ -1,0 +1,102 @@
+// Gate and up linears by the tile unit (AMX) with what comes between them and the next linear, while the products are near:
+// the gate, and for int8 the Hadamard and the rounding. Weights are packed as for `tile_linear`.
+#include <ATen/ops/empty.h>
+
+#include "checks.h"
+#include "gate.h"
+#include "ops.h"
+#include "quantise.h"
+#include "tile_group.h"
+
+namespace v4flash {
+namespace {
+
+constexpr int64_t kColumns = kHadamard;  // of the result that one task computes
+
+// A task is kColumns gates and as many ups; each column of gates is multiplied together with its ups.
+struct GatesAndUps {
+  explicit GatesAndUps(const Tensor& packed)
+      : strip(packed.size(1) * 2 * kTileBytes),
+        half(packed.size(0) / 2 * strip),
+        bytes(kColumns / kOutputs * strip),
+        num_tasks(half / bytes),
+        from(static_cast<const char*>(packed.const_data_ptr())) {}
+  int64_t strip, half, bytes, num_tasks;
+  static constexpr int64_t num_pairs = kColumns / kTileOutputs;
+  const char* from;
+  const char* first(int64_t task) const { return from + task * bytes; }
+  const char* second(int64_t task) const { return first(task) + half; }
+  TwoColumns pair(int64_t task, int64_t i) const {
+    const char* gates = first(task) + i / 2 * strip + i % 2 * kTileBytes;
+    return {gates, gates + half, task * kColumns + i * kTileOutputs};
+  }
+};
+
+}  // namespace
+
+Tensor tile_gate(const Tensor& x, const Tensor& packed) {
+  const int64_t width = packed.size(0) / 2 * kOutputs;
+  const Tensor rows = tile_rows(x, packed, 2 * width, at::kBFloat16, at::kBFloat16);
+  TORCH_CHECK(width % kColumns == 0, "gate and up must be multiples of ", kColumns, " wide, not ", width);
+  Tensor out = at::empty({x.size(0), width}, x.options());
+#if defined(__AMX_BF16__)
+  BF16* to = out.mutable_data_ptr<BF16>();
+  multiply_tiles<false>(rows, GatesAndUps(packed), [=](int64_t t, int64_t count, int64_t o, const int32_t* products) {
+    const float* both = reinterpret_cast<const float*>(products);
+    for (const int64_t end = t + count; t < end; ++t, both += kOutputs) {
+      store(to + t * width + o, gated<BF16>(load(both), load(both + kTileOutputs)));
+    }
+  });
+#endif
+  return out;
+}
+
+std::tuple<Tensor, Tensor> tile_gate_int8(const Tensor& x, const Tensor& x_scales, const Tensor& packed,
+                                          const Tensor& scales, const Tensor& zeros, int64_t hadamard) {
+  const int64_t num_rows = x.size(0), width = packed.size(0) / 2 * kOutputs;
+  const Tensor rows = tile_rows(x, packed, 2 * width, at::kByte, at::kChar);
+  TORCH_CHECK(width % kColumns == 0, "gate and up must be multiples of ", kColumns, " wide, not ", width);
+  check_vector(x_scales, at::kFloat, num_rows, "x_scales");
+  check_vector(scales, at::kFloat, 2 * width, "scales");
+  check_vector(zeros, at::kInt, 2 * width, "zeros");
+  check_hadamard(hadamard, width);
+  Tensor out = at::empty({num_rows, width}, x.options());
+  Tensor out_scales = at::empty({num_rows}, scales.options());
+#if defined(__AMX_INT8__)
+  Scratch& scratch = Scratch::of_thread<class Gate>();
+  const int64_t num_blocks = width / kColumns;
+  scratch.reset(Scratch::padded<float>(num_rows * width) + Scratch::padded<float>(num_rows * num_blocks));
+  float* const hidden = scratch.take<float>(num_rows * width);
+  float* const magnitudes = scratch.take<float>(num_rows * num_blocks);
+  const float *row_scale = x_scales.const_data_ptr<float>(), *scale = scales.const_data_ptr<float>();
+  const int32_t* zero = zeros.const_data_ptr<int32_t>();
+  multiply_tiles<true>(rows, GatesAndUps(packed), [=](int64_t t, int64_t count, int64_t o, const int32_t* products) {
+    const __m512i gate_zero = _mm512_loadu_si512(zero + o), up_zero = _mm512_loadu_si512(zero + width + o);
+    const Vec gate_scale = load(scale + o), up_scale = load(scale + width + o);
+    float* block = hidden + (o / kColumns * num_rows + t) * kColumns;
+    for (const int64_t end = t + count; t < end; ++t, products += kOutputs, block += kColumns) {
+      const __m512i gate = _mm512_sub_epi32(_mm512_load_si512(products), gate_zero);
+      const __m512i up = _mm512_sub_epi32(_mm512_load_si512(products + kTileOutputs), up_zero);
+      const Vec s = set(row_scale[t]);
+      store(block + o % kColumns, gated<float>(_mm512_cvtepi32_ps(gate) * gate_scale * s, _mm512_cvtepi32_ps(up) * up_scale * s));
+      if ((o + kTileOutputs) % kColumns == 0) {
+        const Vec largest = hadamard ? rotate_row(block, kColumns) : row_magnitude(block, kColumns);
+        magnitudes[t * num_blocks + o / kColumns] = reduce_max_magnitude(largest);
+      }
+    }
+  });
+  auto* to = out.mutable_data_ptr<uint8_t>();
+  auto* to_scales = out_scales.mutable_data_ptr<float>();
+  for_rows(num_rows, width, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      to_scales[t] = v4flash::row_scale(row_magnitude(magnitudes + t * num_blocks, num_blocks));
+      for (int64_t i = 0; i < num_blocks; ++i) {
+        quantise_row(hidden + (i * num_rows + t) * kColumns, kColumns, to_scales[t], to + t * width + i * kColumns);
+      }
+    }
+  });
+#endif
+  return {out, out_scales};
+}
+
+}  // namespace v4flash
