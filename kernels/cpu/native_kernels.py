@@ -119,9 +119,7 @@ class NativeKernels:
     def attention(self, rows: AttentionRows, kv: LayerKV, plan: AttentionPlan) -> Tensor:
         at = self._planned(plan)
         tables = at.query_starts, at.kv_lens, at.block_tables, at.shared
-        if rows.exact is None:
-            return self._ops.attention(rows.query, kv.body, *tables)
-        return self._ops.stored_attention(rows.query, rows.exact, kv.body, kv.scales, kv.group_size, *tables)
+        return self._ops.attention(rows.query, kv.body, *tables, rows.exact, kv.scales, kv.group_size)
 
     def _planned(self, plan: AttentionPlan) -> _Indices:
         if self._indices is None or self._indices.plan is not plan:

@@ -55,6 +55,9 @@ def attention(
     kv_lens: Tensor,
     block_tables: Tensor,
     shared_groups: Tensor,
+    exact: Tensor | None = None,
+    body_scales: Tensor | None = None,
+    group_size: int = 64,
 ) -> Tensor:
     return torch.empty_like(query)
 
@@ -80,20 +83,6 @@ def stored_rotary_write(
     num_exact = torch.library.get_ctx().new_dynamic_size()  # known once lengths are
     heads, dim = body.shape[2], body.shape[4]
     return tail.new_empty((qkv.shape[0], num_heads, dim)), tail.new_empty((num_exact, 2, heads, dim))
-
-
-def stored_attention(
-    query: Tensor,
-    exact: Tensor,
-    body: Tensor,
-    body_scales: Tensor | None,
-    group_size: int,
-    query_starts: Tensor,
-    kv_lens: Tensor,
-    block_tables: Tensor,
-    shared_groups: Tensor,
-) -> Tensor:
-    return torch.empty_like(query)
 
 
 def matvec(x: Tensor, weight: Tensor, weight_scales: Tensor | None, x_scales: Tensor | None) -> Tensor:
@@ -137,7 +126,6 @@ def register_fakes() -> None:
         rotary_write_kv,
         attention,
         stored_rotary_write,
-        stored_attention,
         matvec,
         wide_linear,
         tile_pack,

@@ -17,7 +17,7 @@ def wrong_answers(ops: NativeOps) -> list[str]:
         "add_rms_norm": _norm,
         "silu_mul": _silu_mul,
         "attention": _attention,
-        "stored_attention": _stored,
+        "attention over codes": _stored,
         "matvec": _matvec,
     }
     if ops.has_tiles:
@@ -77,7 +77,7 @@ def _stored(ops: NativeOps, generator: torch.Generator) -> bool:
         slots = torch.zeros(1, dtype=torch.int32)
         query, exact = ops.stored_rotary_write(rows, None, cos, sin, *tables, slots, body, scales, tail, _DIM, 2)
         none_shared = torch.empty(0, 3, dtype=torch.int32)
-        ours = ops.stored_attention(query, exact, body, scales, _DIM, *tables, none_shared)
+        ours = ops.attention(query, body, *tables, none_shared, exact, scales, _DIM)
     key, value = qkv[:, 2 * _DIM : 3 * _DIM].clone(), qkv[:, 3 * _DIM :].clone()
     for part, x in enumerate((key, value)):
         for index, block in enumerate((2, 0)):

@@ -74,11 +74,19 @@ class NativeOps:
         kv_lens: Tensor,
         block_tables: Tensor,
         shared_groups: Tensor,
+        exact: Tensor | None = None,
+        body_scales: Tensor | None = None,
+        group_size: int = 64,
     ) -> Tensor:
         """Causal attention of ragged rows [T, H, D], prefill chunks and decode rows in one call; tables as in
         `AttentionPlan`, int32. shared_groups [groups, 3] int32: (first sequence, number of sequences, number of leading
-        blocks that all of them share and that lie before their rows), ascending; shared keys are read once for all."""
-        return _tensor(torch.ops.v4flash.attention(query, body, query_starts, kv_lens, block_tables, shared_groups))
+        blocks that all of them share and that lie before their rows), ascending; shared keys are read once for all.
+        A layer in another form than the query's has `exact`, of which each row reads its own block."""
+        return _tensor(
+            torch.ops.v4flash.attention(
+                query, body, query_starts, kv_lens, block_tables, shared_groups, exact, body_scales, group_size
+            )
+        )
 
     def stored_rotary_write(
         self,
@@ -119,25 +127,6 @@ class NativeOps:
                 query_norm,
                 key_norm,
                 eps,
-            )
-        )
-
-    def stored_attention(
-        self,
-        query: Tensor,
-        exact: Tensor,
-        body: Tensor,
-        body_scales: Tensor | None,
-        group_size: int,
-        query_starts: Tensor,
-        kv_lens: Tensor,
-        block_tables: Tensor,
-        shared_groups: Tensor,
-    ) -> Tensor:
-        """As `attention`, for a layer in another form than the query's: each row reads its own block from `exact`."""
-        return _tensor(
-            torch.ops.v4flash.stored_attention(
-                query, exact, body, body_scales, group_size, query_starts, kv_lens, block_tables, shared_groups
             )
         )
 

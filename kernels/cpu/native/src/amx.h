@@ -20,7 +20,7 @@ class AmxProduct {
   using Unit = uint32_t;
   static constexpr int kRows = 32;
   static constexpr int kStep = 16;     // `depth` in units is a multiple of it
-  static constexpr int kColumns = 32;  // scores are computed for a multiple of so many keys
+  static constexpr int kColumns = 32;  // `columns` is a multiple of it
 
   AmxProduct() {
     struct alignas(64) {
@@ -38,8 +38,7 @@ class AmxProduct {
   static void multiply(const Unit* a, int64_t a_stride, const Unit* b, int64_t b_stride, float* c, int64_t c_stride,
                        int64_t depth, int64_t columns) {
     const int64_t a_bytes = a_stride * 4, b_bytes = b_stride * 4, c_bytes = c_stride * 4;
-    int64_t j = 0;
-    for (; j + 32 <= columns; j += 32) {  // four tiles of C, two of A, two of B
+    for (int64_t j = 0; j < columns; j += kColumns) {  // four tiles of C, two of A, two of B
       float *upper = c + j, *lower = upper + 16 * c_stride;
       if constexpr (accumulate) {
         _tile_loadd(0, upper, c_bytes);
@@ -66,25 +65,6 @@ class AmxProduct {
       _tile_stored(1, upper + 16, c_bytes);
       _tile_stored(2, lower, c_bytes);
       _tile_stored(3, lower + 16, c_bytes);
-    }
-    if (j < columns) {
-      float *upper = c + j, *lower = upper + 16 * c_stride;
-      if constexpr (accumulate) {
-        _tile_loadd(0, upper, c_bytes);
-        _tile_loadd(2, lower, c_bytes);
-      } else {
-        _tile_zero(0);
-        _tile_zero(2);
-      }
-      for (int64_t k = 0; k < depth; k += kStep) {
-        _tile_loadd(4, a + k, a_bytes);
-        _tile_loadd(5, a + 16 * a_stride + k, a_bytes);
-        _tile_loadd(6, b + k * b_stride + j, b_bytes);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(2, 5, 6);
-      }
-      _tile_stored(0, upper, c_bytes);
-      _tile_stored(2, lower, c_bytes);
     }
   }
 };

@@ -36,19 +36,19 @@ inline void merge_row(float* parts, int64_t num_parts, int64_t dim, T* to) {
   write_row(parts + 2, sum, dim, to);
 }
 
-// Many is made from `paged`, Few from it and the most rows of a task; T is the dtype of its query and result.
-template <class T, class Many, class Few, class Kv>
-inline void attend(const Kv& paged, const Tensor& groups) {
-  const AttentionTasks tasks = plan_attention<T>(paged, groups.const_data_ptr<int32_t>(), groups.size(0),
+// Many is made from the layer, Few from it and the most rows of a task.
+template <class Many, class Few, class L>
+inline void attend(const L& layer, const Tensor& groups) {
+  const AttentionTasks tasks = plan_attention(layer, groups.const_data_ptr<int32_t>(), groups.size(0),
                                               at::get_num_threads());
   const Tensor memory = at::empty({tasks.partial_size}, groups.options().dtype(at::kFloat));
   float* partials = memory.mutable_data_ptr<float>();
-  const int64_t dim = paged.head_dim, num_many = static_cast<int64_t>(tasks.many.size());
+  const int64_t dim = layer.head_dim, num_many = static_cast<int64_t>(tasks.many.size());
   const int64_t num_tasks = num_many + static_cast<int64_t>(tasks.few.size());
   const auto finish = [&](int64_t token, int64_t head, int64_t part, const Partial& partial) {
     const int64_t num_parts = tasks.num_parts[token];
     if (num_parts == 1) {
-      write_row(partial.values, partial.sum, dim, paged.out + (token * paged.num_heads + head) * dim);
+      write_row(partial.values, partial.sum, dim, layer.out + (token * layer.num_heads + head) * dim);
       return;
     }
     float* to = partials + tasks.partial_start[token] + (head * num_parts + part) * (dim + 2);
@@ -62,28 +62,28 @@ inline void attend(const Kv& paged, const Tensor& groups) {
     each_task([&](int64_t i, int64_t next) {
       if (i < num_many) {
         const auto& task = tasks.many[i];
-        if (!many) many.emplace(paged);
+        if (!many) many.emplace(layer);
         many->run(task, [&](int64_t r, const Partial& partial) {
-          finish(task.first_token + r / paged.group, task.kv_head * paged.group + r % paged.group, task.part, partial);
+          finish(task.first_token + r / layer.group, task.kv_head * layer.group + r % layer.group, task.part, partial);
         });
       } else {
         const auto& task = tasks.few[i - num_many];
-        if (!few) few.emplace(paged, tasks.max_few_rows);
-        const int64_t first_token = paged.query_starts[task.seq];
+        if (!few) few.emplace(layer, tasks.max_few_rows);
+        const int64_t first_token = layer.query_starts[task.seq];
         few->run(task, next < num_tasks ? &tasks.few[next - num_many] : nullptr,
                  [&](int64_t kv_head, int64_t r, const Partial& partial) {
-                   finish(first_token + r / paged.group, kv_head * paged.group + r % paged.group, task.part, partial);
+                   finish(first_token + r / layer.group, kv_head * layer.group + r % layer.group, task.part, partial);
                  });
       }
     });
   });
   if (tasks.partial_size == 0) return;
-  for_rows(paged.query_starts[paged.num_seqs], paged.num_heads * dim, [&](int64_t begin, int64_t end) {
+  for_rows(layer.query_starts[layer.num_seqs], layer.num_heads * dim, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t num_parts = tasks.num_parts[t];
-      for (int64_t h = 0; num_parts > 1 && h < paged.num_heads; ++h) {
+      for (int64_t h = 0; num_parts > 1 && h < layer.num_heads; ++h) {
         merge_row(partials + tasks.partial_start[t] + h * num_parts * (dim + 2), num_parts, dim,
-                  paged.out + (t * paged.num_heads + h) * dim);
+                  layer.out + (t * layer.num_heads + h) * dim);
       }
     }
   });

@@ -1,11 +1,10 @@
 // What attention demands of its lengths, tables and groups before it follows them into memory.
 #pragma once
 #include <algorithm>
-#include <cmath>
+#include <vector>
 
-#include "attention_many.h"
 #include "checks.h"
-#include "paged.h"
+#include "key_tiles.h"
 
 namespace v4flash {
 
@@ -38,45 +37,37 @@ inline void check_tables(const Tensor& body, const Tensor& starts, const Tensor&
   }
 }
 
-template <class T>
-inline void check_groups(const Paged<T>& paged, const Tensor& groups) {
+inline void check_groups(const Batch& batch, const Tensor& groups) {
   TORCH_CHECK(groups.scalar_type() == at::kInt && groups.is_contiguous() && groups.dim() == 2 && groups.size(1) == 3,
               "shared_groups must be contiguous int32 [groups, 3]");
   const auto* g = groups.const_data_ptr<int32_t>();
   int64_t end = 0;  // of the groups so far
   for (int64_t i = 0; i < groups.size(0); ++i, g += 3) {
-    TORCH_CHECK(g[0] >= end && g[1] >= 1 && g[0] + g[1] <= paged.num_seqs,
+    TORCH_CHECK(g[0] >= end && g[1] >= 1 && g[0] + g[1] <= batch.num_seqs,
                 "shared_groups must be ascending and disjoint");
     end = g[0] + g[1];
     for (int64_t s = g[0]; s < end; ++s) {
-      TORCH_CHECK(g[2] >= 0 && g[2] * paged.block_size <= paged.kv_lens[s] - std::max<int64_t>(1, paged.query_len(s)),
+      TORCH_CHECK(g[2] >= 0 && g[2] * batch.block_size <= batch.kv_lens[s] - std::max<int64_t>(1, batch.query_len(s)),
                   "sequence ", s, " asks inside the blocks it is said to share");
-      const int32_t *first = paged.block_tables + g[0] * paged.table_width;
-      TORCH_CHECK(std::equal(first, first + g[2], paged.block_tables + s * paged.table_width), "sequence ", s,
+      const int32_t *first = batch.block_tables + g[0] * batch.table_width;
+      TORCH_CHECK(std::equal(first, first + g[2], batch.block_tables + s * batch.table_width), "sequence ", s,
                   " does not share the blocks of its group");
     }
   }
 }
 
-// What the tensors say of the rows and of the layer, after they have been checked. The body's address is the caller's.
-template <class T>
-inline void describe(Paged<T>& paged, const Tensor& query, const Tensor& out, const Tensor& body, const Tensor& starts,
-                     const Tensor& lens, const Tensor& tables) {
-  paged.query = query.const_data_ptr<T>();
-  paged.out = out.mutable_data_ptr<T>();
-  paged.query_starts = starts.const_data_ptr<int32_t>();
-  paged.kv_lens = lens.const_data_ptr<int32_t>();
-  paged.block_tables = tables.const_data_ptr<int32_t>();
-  paged.num_seqs = lens.size(0);
-  paged.table_width = tables.size(1);
-  paged.num_heads = query.size(1);
-  paged.num_kv_heads = body.size(2);
-  paged.group = paged.num_heads / paged.num_kv_heads;
-  paged.block_size = body.size(3);
-  paged.head_dim = body.size(4);
-  paged.value_offset = paged.num_kv_heads * paged.block_size * paged.head_dim;
-  paged.block_stride = body.stride(0);
-  paged.scale = static_cast<float>(M_LOG2E / std::sqrt(static_cast<double>(paged.head_dim)));
+// Where the exact rows of each sequence begin, and how many there are in all.
+inline std::vector<int32_t> check_exact(const Tensor& exact, const Tensor& query, const Tensor& body, const Batch& batch) {
+  std::vector<int32_t> starts{0};
+  for (int64_t s = 0; s < batch.num_seqs; ++s) {
+    const int64_t first = batch.block_start(batch.first_position(s));
+    starts.push_back(starts.back() + static_cast<int32_t>(batch.query_len(s) > 0 ? batch.kv_lens[s] - first : 0));
+  }
+  check_rows(exact, 4, "exact");
+  TORCH_CHECK(exact.scalar_type() == query.scalar_type() && exact.size(0) == starts.back() && exact.size(1) == 2 &&
+                  exact.size(2) == body.size(2) && exact.size(3) == body.size(4),
+              "exact must be [", starts.back(), ", 2, K, D] in the query's dtype");
+  return starts;
 }
 
 }  // namespace v4flash

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "attention_few.h"
-#include "attention_many.h"
+#include "key_tiles.h"
 
 namespace v4flash {
 
@@ -28,51 +28,50 @@ struct AttentionTasks {
   int64_t max_few_rows = 0;
 };
 
-template <class T>
-AttentionTasks plan_attention(const Paged<T>& paged, const int32_t* groups, int64_t num_groups, int64_t num_threads) {
+inline AttentionTasks plan_attention(const Batch& batch, const int32_t* groups, int64_t num_groups, int64_t num_threads) {
   AttentionTasks tasks;
-  std::vector<int64_t> shared_keys(static_cast<size_t>(paged.num_seqs), 0);
-  const int64_t slab_tokens = std::max<int64_t>(1, kSlabRows / paged.group);
+  std::vector<int64_t> shared_keys(static_cast<size_t>(batch.num_seqs), 0);
+  const int64_t slab_tokens = std::max<int64_t>(1, kSlabRows / batch.group);
   const auto add_slabs = [&](ManyTask task, int64_t end_token, int64_t part) {
     for (; task.first_token < end_token; task.first_token += slab_tokens) {
-      task.num_rows = std::min(slab_tokens, end_token - task.first_token) * paged.group;
-      for (task.kv_head = 0; task.kv_head < paged.num_kv_heads; ++task.kv_head) tasks.many.push_back({task, part});
+      task.num_rows = std::min(slab_tokens, end_token - task.first_token) * batch.group;
+      for (task.kv_head = 0; task.kv_head < batch.num_kv_heads; ++task.kv_head) tasks.many.push_back({task, part});
     }
   };
   for (const int32_t* g = groups; g < groups + 3 * num_groups; g += 3) {
-    const int64_t first = g[0], end = g[0] + g[1], num_keys = g[2] * paged.block_size;
+    const int64_t first = g[0], end = g[0] + g[1], num_keys = g[2] * batch.block_size;
     if (num_keys == 0) continue;
     for (int64_t s = first; s < end; ++s) shared_keys[static_cast<size_t>(s)] = num_keys;
-    const ManyTask task{first, 0, 0, num_keys, paged.query_starts[first], 0, 0, false};
-    add_slabs(task, paged.query_starts[end], 0);
+    const ManyTask task{first, 0, 0, num_keys, batch.query_starts[first], 0, 0, false};
+    add_slabs(task, batch.query_starts[end], 0);
   }
-  const bool is_busy = paged.num_seqs >= kSeqsPerThread * num_threads;
-  const int64_t heads_at_once = is_busy ? paged.num_kv_heads : 1;  // else the threads share the heads
-  for (int64_t s = 0; s < paged.num_seqs; ++s) {
-    const int64_t first_key = shared_keys[static_cast<size_t>(s)], num_keys = paged.kv_lens[s] - first_key;
-    const int64_t num_tokens = paged.query_len(s), num_rows = num_tokens * paged.group, own = first_key > 0 ? 1 : 0;
+  const bool is_busy = batch.num_seqs >= kSeqsPerThread * num_threads;
+  const int64_t heads_at_once = is_busy ? batch.num_kv_heads : 1;  // else the threads share the heads
+  for (int64_t s = 0; s < batch.num_seqs; ++s) {
+    const int64_t first_key = shared_keys[static_cast<size_t>(s)], num_keys = batch.kv_lens[s] - first_key;
+    const int64_t num_tokens = batch.query_len(s), num_rows = num_tokens * batch.group, own = first_key > 0 ? 1 : 0;
     int64_t num_parts = own + 1;
     if (num_rows <= kMaxFewRows) {
       num_parts = own + (num_keys + kChunkKeys - 1) / kChunkKeys;
       if (num_rows > 0) tasks.max_few_rows = std::max(tasks.max_few_rows, num_rows);
       for (int64_t part = own, key = first_key; num_rows > 0 && part < num_parts; ++part, key += kChunkKeys) {
-        for (int64_t k = 0; k < paged.num_kv_heads; k += heads_at_once) {
-          const int64_t end = std::min<int64_t>(key + kChunkKeys, paged.kv_lens[s]);
+        for (int64_t k = 0; k < batch.num_kv_heads; k += heads_at_once) {
+          const int64_t end = std::min<int64_t>(key + kChunkKeys, batch.kv_lens[s]);
           tasks.few.push_back({{s, k, heads_at_once, key, end}, part});
         }
       }
     } else {
-      const int64_t offset = paged.kv_lens[s] - num_tokens - paged.query_starts[s];
-      add_slabs({s, 0, first_key, num_keys, paged.query_starts[s], 0, offset, true}, paged.query_starts[s + 1], own);
+      const int64_t offset = batch.kv_lens[s] - num_tokens - batch.query_starts[s];
+      add_slabs({s, 0, first_key, num_keys, batch.query_starts[s], 0, offset, true}, batch.query_starts[s + 1], own);
     }
     for (int64_t t = 0; t < num_tokens; ++t) {
       tasks.num_parts.push_back(num_parts);
       tasks.partial_start.push_back(tasks.partial_size);
-      if (num_parts > 1) tasks.partial_size += num_parts * paged.num_heads * (paged.head_dim + 2);
+      if (num_parts > 1) tasks.partial_size += num_parts * batch.num_heads * (batch.head_dim + 2);
     }
   }
   const auto work = [&](const ManyTask& task) {
-    const int64_t last_token = task.first_token + task.num_rows / paged.group - 1;
+    const int64_t last_token = task.first_token + task.num_rows / batch.group - 1;
     const int64_t seen = task.causal ? last_token + task.position_offset + 1 - task.first_key : task.num_keys;
     return task.num_rows * seen;
   };

@@ -28,17 +28,16 @@ void multiply_outputs(const W* weight, const typename D::Element* x, int64_t wid
     Vec sums[kLanes];
     for (int i = 0; i < outputs; ++i) {
       const W* w = weight + std::min(o + i, end - 1) * width;
-      Vec sum[rows];
-      for (Vec& s : sum) s = zero();
+      D sum[rows];
       int64_t d = 0;
       for (; d + D::kWidth <= width; d += D::kWidth) {
         fetch_ahead(w + d);
 #pragma GCC unroll 4
-        for (int t = 0; t < rows; ++t) sum[t] = D::mac(sum[t], w + d, x + t * width + d);
+        for (int t = 0; t < rows; ++t) sum[t].mac(w + d, x + t * width + d);
       }
       for (int t = 0; t < rows; ++t) {
-        const auto left = static_cast<int>(width - d);
-        sums[i * rows + t] = left ? D::mac_n(sum[t], w + d, x + t * width + d, left) : sum[t];
+        if (d < width) sum[t].mac_n(w + d, x + t * width + d, static_cast<int>(width - d));
+        sums[i * rows + t] = sum[t].total();
       }
     }
     float products[kLanes];
@@ -130,7 +129,7 @@ Tensor matvec(const Tensor& x, const Tensor& weight, const OptionalTensor& weigh
     TORCH_CHECK(is_float(x) && is_float(weight), "x and weight must be floats, or u8 and s8, not ", from, " and ", to);
     if (to == at::kFloat) multiply_floats<WideDot<float>, float>(x, weight, out);
     else if (from == at::kFloat) multiply_floats<WideDot<BF16>, BF16>(x, weight, out);
-    else multiply_floats<Dot<BF16>, BF16>(x, weight, out);
+    else multiply_floats<Dot<BF16, BF16>, BF16>(x, weight, out);
   }
   apply_scales(out, output_scales, row_scales);
   return out;

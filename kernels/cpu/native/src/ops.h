@@ -20,8 +20,9 @@ std::tuple<Tensor, Tensor> quantise_rows(const Tensor& x);
 Tensor rotary_write_kv(const Tensor& qkv, const OptionalTensor& scales, const Tensor& cos, const Tensor& sin,
                        const Tensor& slots, Tensor& body, int64_t num_heads,
                        const OptionalTensor& query_norm, const OptionalTensor& key_norm, double eps);
-Tensor attention(const Tensor& query, const Tensor& body, const Tensor& query_starts,
-                 const Tensor& kv_lens, const Tensor& block_tables, const Tensor& shared_groups);
+Tensor attention(const Tensor& query, const Tensor& body, const Tensor& query_starts, const Tensor& kv_lens,
+                 const Tensor& block_tables, const Tensor& shared_groups, const OptionalTensor& exact,
+                 const OptionalTensor& body_scales, int64_t group_size);
 Tensor matvec(const Tensor& x, const Tensor& weight, const OptionalTensor& weight_scales,
               const OptionalTensor& x_scales);
 std::tuple<Tensor, Tensor> stored_rotary_write(const Tensor& qkv, const OptionalTensor& scales, const Tensor& cos,
@@ -30,9 +31,6 @@ std::tuple<Tensor, Tensor> stored_rotary_write(const Tensor& qkv, const Optional
                                                const OptionalTensor& body_scales, Tensor& tail, int64_t group_size,
                                                int64_t num_heads, const OptionalTensor& query_norm,
                                                const OptionalTensor& key_norm, double eps);
-Tensor stored_attention(const Tensor& query, const Tensor& exact, const Tensor& body,
-                        const OptionalTensor& body_scales, int64_t group_size, const Tensor& query_starts,
-                        const Tensor& kv_lens, const Tensor& block_tables, const Tensor& shared_groups);
 // Whether `attention` multiplies by tiles from now on: if wanted and the system grants it. The CPU must have them.
 bool use_amx(bool wanted);
 

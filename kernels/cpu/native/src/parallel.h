@@ -2,9 +2,11 @@
 #pragma once
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace v4flash {
 
@@ -38,7 +40,7 @@ inline void for_workers(int64_t num_tasks, Worker worker) {
   });
 }
 
-// Grows, never shrinks; contents are undefined. Pieces are aligned to a cache line.
+// Grows, never shrinks; contents are undefined. Pieces begin at cache lines.
 class Scratch {
  public:
   // One for each owner, so that two of them may be at work on one thread.
@@ -47,31 +49,47 @@ class Scratch {
     thread_local Scratch scratch;
     return scratch;
   }
-  // Makes room for `bytes` in all and gives everything back for new use.
-  void reset(int64_t bytes) {
-    if (bytes > size_) {
-      memory_.reset(new char[static_cast<size_t>(bytes + kAlign)]);
-      size_ = bytes;
+  // Gives everything back for new use. There is one block for the next owner then, of `bytes` or what the last one took.
+  void reset(int64_t bytes = 0) {
+    const int64_t num_lines = std::max(lines_of(bytes), taken_);
+    if (blocks_.size() != 1 || num_lines > size_) {
+      blocks_.clear();
+      add_block(num_lines);
     }
-    const auto address = reinterpret_cast<uintptr_t>(memory_.get());
-    next_ = memory_.get() + (kAlign - address % kAlign) % kAlign;
+    next_ = blocks_[0].get();
+    left_ = size_;
+    taken_ = 0;
   }
   template <class T>
   T* take(int64_t count) {
-    T* piece = reinterpret_cast<T*>(next_);
-    next_ += padded<T>(count);
-    return piece;
+    const int64_t num_lines = lines_of(padded<T>(count));
+    if (num_lines > left_) add_block(num_lines);
+    Line* piece = next_;
+    next_ += num_lines;
+    left_ -= num_lines;
+    taken_ += num_lines;
+    return reinterpret_cast<T*>(piece);
   }
   template <class T>
   static int64_t padded(int64_t count) {
-    return (count * static_cast<int64_t>(sizeof(T)) + kAlign - 1) / kAlign * kAlign;
+    return lines_of(count * static_cast<int64_t>(sizeof(T))) * kLineBytes;
   }
 
  private:
-  static constexpr int64_t kAlign = 64;
-  std::unique_ptr<char[]> memory_;
-  int64_t size_ = 0;
-  char* next_ = nullptr;
+  static constexpr int64_t kLineBytes = 64;
+  struct alignas(kLineBytes) Line {
+    char bytes[kLineBytes];
+  };
+  static int64_t lines_of(int64_t bytes) { return (bytes + kLineBytes - 1) / kLineBytes; }
+  void add_block(int64_t num_lines) {
+    blocks_.emplace_back(new Line[static_cast<size_t>(num_lines)]);
+    next_ = blocks_.back().get();
+    size_ = left_ = num_lines;
+  }
+
+  std::vector<std::unique_ptr<Line[]>> blocks_;
+  Line* next_ = nullptr;
+  int64_t size_ = 0, left_ = 0, taken_ = 0;  // in lines; the size of the last block
 };
 
 }  // namespace v4flash

@@ -29,26 +29,28 @@ inline void store_lanes(T* p, Vec x, int n) {
 
 enum class Precision { kBF16, kF32 };
 
-// 2^x by a polynomial on [-1/2, 1/2]: relative error 8e-5 where the result is rounded to bfloat16, else 2e-7.
-// Minus infinity gives 0, NaN gives NaN.
+// 2^r by a polynomial on [-1/2, 1/2]: relative error 8e-5 where the result is rounded to bfloat16, else 2e-7.
 template <Precision precision>
-inline Vec exp2(Vec x) {
-  x = max(set(-200.f), x);
-  const Vec n = round(x), r = x - n;
-  Vec p;
+inline Vec exp2_near_zero(Vec r) {
   if constexpr (precision == Precision::kBF16) {
-    p = fma(set(0.05517167f), r, set(0.24261113f));
-    p = fma(p, r, set(0.69326099f));
-    p = fma(p, r, set(0.99992807f));
+    const Vec p = fma(set(0.05517167f), r, set(0.24261113f));
+    return fma(fma(p, r, set(0.69326099f)), r, set(0.99992807f));
   } else {
-    p = fma(set(1.53458120e-4f), r, set(1.33999314e-3f));
+    Vec p = fma(set(1.53458120e-4f), r, set(1.33999314e-3f));
     p = fma(p, r, set(9.61848896e-3f));
     p = fma(p, r, set(5.55032878e-2f));
     p = fma(p, r, set(2.40226469e-1f));
     p = fma(p, r, set(6.93147206e-1f));
-    p = fma(p, r, set(1.f));
+    return fma(p, r, set(1.f));
   }
-  return scale_by_power(p, n);
+}
+
+// 2^x as exact as that. Minus infinity gives 0, NaN gives NaN.
+template <Precision precision>
+inline Vec exp2(Vec x) {
+  x = max(set(-200.f), x);
+  const Vec n = round(x);
+  return scale_by_power(exp2_near_zero<precision>(x - n), n);
 }
 
 // 1 / x of a finite x: relative error 4e-4 where the result is rounded to bfloat16, else 3e-7.

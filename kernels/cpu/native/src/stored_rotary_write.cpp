@@ -8,7 +8,6 @@
 
 #include "attention_checks.h"
 #include "ops.h"
-#include "parallel.h"
 #include "rotate.h"
 
 namespace v4flash {
@@ -23,9 +22,7 @@ struct Piece {
 };
 
 struct Shape {
-  int64_t num_rows, num_heads, num_kv_heads, block_size, head_dim, block_stride, scale_stride, group_size, num_groups;
-  int64_t num_kv_rows() const { return 2 * num_kv_heads; }
-  int64_t tail_size() const { return num_kv_rows() * (block_size - 1) * head_dim; }
+  int64_t num_kv_rows, block_size, head_dim, block_stride, scale_stride, group_size, num_groups;
 };
 
 // The scale of a group whose largest magnitude is known, rounded up so that no code needs more than 127. NaN stays.
@@ -54,63 +51,47 @@ void store_row(const Shape& shape, const T* from, S* to, F16* scales) {
   }
 }
 
+// Rows in compute dtype: those of the step's blocks, and the tails.
 template <class T>
-struct Rows {
-  T *query, *exact, *tail;
+struct OpenRows {
+  const Shape& shape;
+  T *exact, *tail;
 
-  T* exact_row(const Shape& shape, int64_t row, int64_t kv_row) const {
-    return exact + (row * shape.num_kv_rows() + kv_row) * shape.head_dim;
+  T* exact_row(int64_t row, int64_t kv_row) const { return exact + (row * shape.num_kv_rows + kv_row) * shape.head_dim; }
+  T* tail_row(int64_t slot, int64_t kv_row, int64_t offset) const {
+    return tail + ((slot * shape.num_kv_rows + kv_row) * (shape.block_size - 1) + offset) * shape.head_dim;
   }
-  T* tail_row(const Shape& shape, int64_t slot, int64_t kv_row, int64_t offset) const {
-    return tail + slot * shape.tail_size() + (kv_row * (shape.block_size - 1) + offset) * shape.head_dim;
-  }
-  void fetch_old(const Shape& shape, const Piece& piece) const {
+  void fetch_old(const Piece& piece) const {
     for (int64_t j = 0; j < piece.num_old; ++j) {
-      for (int64_t k = 0; k < shape.num_kv_rows(); ++k) {
-        std::copy_n(tail_row(shape, piece.tail_slot, k, j), shape.head_dim, exact_row(shape, piece.exact_row + j, k));
+      for (int64_t k = 0; k < shape.num_kv_rows; ++k) {
+        std::copy_n(tail_row(piece.tail_slot, k, j), shape.head_dim, exact_row(piece.exact_row + j, k));
       }
     }
   }
   template <class S>
-  void keep(const Shape& shape, const Piece& piece, S* body, F16* scales) const {
+  void keep(const Piece& piece, S* body, F16* scales) const {
     const bool is_full = piece.num_kept == shape.block_size;
-    for (int64_t k = 0; k < shape.num_kv_rows(); ++k) {
+    for (int64_t k = 0; k < shape.num_kv_rows; ++k) {
       for (int64_t j = is_full ? 0 : piece.num_old; j < piece.num_kept; ++j) {
-        const T* from = exact_row(shape, piece.exact_row + j, k);
+        const T* from = exact_row(piece.exact_row + j, k);
         if (is_full) {
           const int64_t row = k * shape.block_size + j;
           store_row(shape, from, body + piece.block * shape.block_stride + row * shape.head_dim,
                     scales + piece.block * shape.scale_stride + row * shape.num_groups);
         } else {
-          std::copy_n(from, shape.head_dim, tail_row(shape, piece.tail_slot, k, j));
+          std::copy_n(from, shape.head_dim, tail_row(piece.tail_slot, k, j));
         }
       }
     }
   }
 };
 
-template <class In, class T, class W>
-void rotate_row(const Shape& shape, const In* from, float scale, const float* cos, const float* sin,
-                const W* query_norm, const W* key_norm, float eps, T* query, T* exact, float* head) {
-  const int64_t dim = shape.head_dim, half = dim / 2, rotated = shape.num_heads + shape.num_kv_heads;
-  for (int64_t h = 0; h < rotated; ++h) {
-    const bool is_key = h >= shape.num_heads;
-    load_head(from + h * dim, dim, scale, is_key ? key_norm : query_norm, eps, head);
-    rotate_head(head, half, cos, sin, is_key ? exact + (h - shape.num_heads) * dim : query + h * dim);
-  }
-  for (int64_t k = 0; k < shape.num_kv_heads; ++k) {
-    load_head(from + (rotated + k) * dim, dim, scale, static_cast<const W*>(nullptr), eps, head);
-    T* to = exact + (shape.num_kv_heads + k) * dim;
-    for_lanes(dim, [&](int64_t i, int lanes) { store_lanes(to + i, load_lanes(head + i, lanes), lanes); });
-  }
-}
-
 std::vector<Piece> cut(const Tensor& starts, const Tensor& lens, const Tensor& tables, const Tensor& tail_slots,
-                       int64_t size, int64_t num_tails, int64_t& num_exact) {
+                       int64_t size, int64_t num_tails) {
   const auto *start = starts.const_data_ptr<int32_t>(), *len = lens.const_data_ptr<int32_t>();
   const auto *table = tables.const_data_ptr<int32_t>(), *slot = tail_slots.const_data_ptr<int32_t>();
   std::vector<Piece> pieces;
-  num_exact = 0;
+  int64_t num_exact = 0;
   for (int64_t s = 0; s < lens.size(0); ++s) {
     TORCH_CHECK(slot[s] >= 0 && slot[s] < num_tails, "sequence ", s, " has no tail ", slot[s]);
     const int64_t first = len[s] - (start[s + 1] - start[s]);
@@ -134,65 +115,43 @@ std::tuple<Tensor, Tensor> stored_rotary_write(const Tensor& qkv, const Optional
                                                const OptionalTensor& body_scales, Tensor& tail, int64_t group_size,
                                                int64_t num_heads, const OptionalTensor& query_norm,
                                                const OptionalTensor& key_norm, double eps) {
-  check_float(qkv, 2, "qkv");
   check_stored(body, body_scales, group_size);
   check_float(tail, 5, "tail");
-  TORCH_CHECK(tail.size(1) == 2 && tail.size(2) == body.size(2) && tail.size(3) == body.size(3) - 1 &&
-                  tail.size(4) == body.size(4),
+  const int64_t num_kv_heads = body.size(2), size = body.size(3), dim = body.size(4);
+  TORCH_CHECK(tail.size(1) == 2 && tail.size(2) == num_kv_heads && tail.size(3) == size - 1 && tail.size(4) == dim,
               "tail must be [slots, 2, K, B - 1, D] of the body's sizes");
-  check_tables(body, query_starts, kv_lens, block_tables, qkv.size(0));
+  const Projection rows(qkv, scales, cos, sin, num_heads, num_kv_heads, dim, query_norm, key_norm, eps);
+  check_tables(body, query_starts, kv_lens, block_tables, rows.num_rows);
   check_vector(tail_slots, at::kInt, kv_lens.size(0), "tail_slots");
-  const Shape shape{qkv.size(0),
-                    num_heads,
-                    body.size(2),
-                    body.size(3),
-                    body.size(4),
+  const Shape shape{2 * num_kv_heads,
+                    size,
+                    dim,
                     body.stride(0),
                     body_scales ? body_scales->stride(0) : 0,
                     group_size,
                     body_scales ? body_scales->size(4) : 0};
-  const int64_t width = (num_heads + shape.num_kv_rows()) * shape.head_dim;
-  TORCH_CHECK(qkv.size(1) == width, "qkv has the wrong width");
-  check_angles(cos, sin, shape.num_rows, shape.head_dim);
-  const auto norm_dtype = check_norms(query_norm, key_norm, shape.head_dim);
-  const float* row_scales = scales_of(scales, shape.num_rows, "scales");
-  int64_t num_exact = 0;
-  const std::vector<Piece> pieces =
-      cut(query_starts, kv_lens, block_tables, tail_slots, shape.block_size, tail.size(0), num_exact);
-  Tensor query = at::empty({shape.num_rows, num_heads, shape.head_dim}, tail.options());
-  Tensor exact = at::empty({num_exact, 2, shape.num_kv_heads, shape.head_dim}, tail.options());
+  const std::vector<Piece> pieces = cut(query_starts, kv_lens, block_tables, tail_slots, size, tail.size(0));
+  const int64_t num_exact = pieces.empty() ? 0 : pieces.back().exact_row + pieces.back().num_kept;
+  Tensor query = at::empty({rows.num_rows, num_heads, dim}, tail.options());
+  Tensor exact = at::empty({num_exact, 2, num_kv_heads, dim}, tail.options());
   F16* body_scale = body_scales ? body_scales->mutable_data_ptr<F16>() : nullptr;
-  by_dtype(qkv.scalar_type(), [&](auto in_element) {
-    by_dtype(tail.scalar_type(), [&](auto compute_element) {
-      by_dtype(norm_dtype, [&](auto norm_element) {
-        using In = decltype(in_element);
-        using T = decltype(compute_element);
-        using W = decltype(norm_element);
-        const Rows<T> rows{query.mutable_data_ptr<T>(), exact.mutable_data_ptr<T>(), tail.mutable_data_ptr<T>()};
-        const In* from = qkv.const_data_ptr<In>();
-        const W* norm_q = query_norm ? query_norm->const_data_ptr<W>() : nullptr;
-        const W* norm_k = key_norm ? key_norm->const_data_ptr<W>() : nullptr;
-        const float *c = cos.const_data_ptr<float>(), *s = sin.const_data_ptr<float>();
-        for (const Piece& piece : pieces) rows.fetch_old(shape, piece);  // before the tail of any is written to
-        const auto num_pieces = static_cast<int64_t>(pieces.size());
-        for_rows(num_pieces, width * shape.num_rows / std::max<int64_t>(1, num_pieces), [&](int64_t begin, int64_t end) {
-          Scratch& scratch = Scratch::of_thread<Shape>();
-          scratch.reset(Scratch::padded<float>(shape.head_dim));
-          float* head = scratch.take<float>(shape.head_dim);
-          for (int64_t p = begin; p < end; ++p) {
-            const Piece& piece = pieces[static_cast<size_t>(p)];
-            for (int64_t t = piece.first_row; t < piece.end_row; ++t) {
-              const int64_t half = shape.head_dim / 2;
-              rotate_row(shape, from + t * width, row_scales ? row_scales[t] : 1.f, c + t * half, s + t * half, norm_q,
-                         norm_k, static_cast<float>(eps), rows.query + t * num_heads * shape.head_dim,
-                         rows.exact_row(shape, piece.exact_row + piece.num_old + t - piece.first_row, 0), head);
-            }
-            by_stored(body.scalar_type(), [&](auto stored_element) {
-              rows.keep(shape, piece, static_cast<decltype(stored_element)*>(body.mutable_data_ptr()), body_scale);
-            });
-          }
+  by_dtype(tail.scalar_type(), [&](auto element) {
+    using T = decltype(element);
+    const OpenRows<T> open{shape, exact.mutable_data_ptr<T>(), tail.mutable_data_ptr<T>()};
+    T* to = query.mutable_data_ptr<T>();
+    for (const Piece& piece : pieces) open.fetch_old(piece);  // before the tail of any is written to
+    const auto num_pieces = static_cast<int64_t>(pieces.size());
+    for_rows(num_pieces, rows.width * rows.num_rows / std::max<int64_t>(1, num_pieces), [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p) {
+        const Piece& piece = pieces[static_cast<size_t>(p)];
+        rows.split(piece.first_row, piece.end_row, to, [&](int64_t t) {
+          T* keys = open.exact_row(piece.exact_row + piece.num_old + t - piece.first_row, 0);
+          return KeyValueRow<T>{keys, keys + num_kv_heads * dim, dim};
         });
-      });
+        by_stored(body.scalar_type(), [&](auto stored_element) {
+          open.keep(piece, static_cast<decltype(stored_element)*>(body.mutable_data_ptr()), body_scale);
+        });
+      }
     });
   });
   return {query, exact};

@@ -26,9 +26,6 @@ struct Tile {
   static void store_floats(Unit* to, const float* from) {
     for (int i = 0; i < kTileKeys; i += kLanes) store(to + i, load(from + i));
   }
-  // Units that pair one lane of each of kDepth vectors.
-  static Vec units_of_floats(const Vec (&x)[kDepth]) { return x[0]; }
-  static Vec probability(Vec x) { return exp2<Precision::kF32>(x); }  // 2^x
 };
 
 #if defined(__AVX512BF16__)
@@ -57,23 +54,6 @@ struct Tile<BF16> {
       _mm512_storeu_si512(to + i / 2, reinterpret_cast<__m512i>(pairs));
     }
   }
-  static Vec units_of_floats(const Vec (&x)[kDepth]) {
-    const __m512i second = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
-                                             0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
-    const auto halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x[1], x[0]));
-    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(second, halves));
-  }
-  // 2^x up to 2^127 as `exp2` gives it, at least 2^-126. The sum with `integers` has the exponent in its lowest bits,
-  // which takes half the instructions of rounding and scaling.
-  static Vec probability(Vec x) {
-    const Vec integers = set(12582912.f);
-    x = max(set(-126.f), x);
-    const Vec n = x + integers, r = x - (n - integers);
-    Vec p = fma(set(0.05517167f), r, set(0.24261113f));  // the polynomial of `exp2`
-    p = fma(p, r, set(0.69326099f));
-    p = fma(p, r, set(0.99992807f));
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
-  }
 };
 #else
 // Packed blocks are float32 here, yet as exact as the bfloat16 they come from.
@@ -86,7 +66,6 @@ struct Tile<BF16> : Tile<float> {
   static Vec units_of_rows(const BF16* const* rows, int64_t offset, int n) {
     return load_lanes(rows[0] + offset, n);
   }
-  static Vec probability(Vec x) { return exp2<Precision::kBF16>(x); }
 };
 #endif
 
@@ -171,29 +150,6 @@ inline void pack_rows(const T* const* rows, int num_rows, int64_t dim, const T* 
     for (int i = 0; i < depth; ++i) group[i] = j + i < num_rows ? rows[j + i] : zeros;
     float* line = reinterpret_cast<float*>(to) + j / depth * stride;
     for_lanes(dim, [&](int64_t i, int lanes) { store(line + i, Tile<T>::units_of_rows(group, i, lanes)); });
-  }
-}
-
-// Rows [num_rows <= 64 of `dim`] -> [dim][64 / depth of a unit]: line i has element i of all rows, zeros past them.
-template <class T>
-inline void pack_transposed(const T* const* rows, int num_rows, int64_t dim, const T* zeros, typename Tile<T>::Unit* to) {
-  constexpr int depth = Tile<T>::kDepth, stride = kTileKeys / depth;
-  for (int u = 0; u < stride; u += kLanes) {
-    for (int64_t i = 0; i < dim; i += kLanes) {
-      Vec block[kLanes];
-      for (int k = 0; k < kLanes; ++k) {
-        const T* group[depth];
-        for (int g = 0; g < depth; ++g) {
-          const int j = (u + k) * depth + g;
-          group[g] = j < num_rows ? rows[j] : zeros;
-        }
-        block[k] = Tile<T>::units_of_rows(group, i, static_cast<int>(std::min<int64_t>(kLanes, dim - i)));
-      }
-      transpose(block);
-      for (int k = 0; k < kLanes && i + k < dim; ++k) {
-        store(reinterpret_cast<float*>(to) + (i + k) * stride + u, block[k]);
-      }
-    }
   }
 }
 
