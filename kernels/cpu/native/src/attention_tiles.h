@@ -94,10 +94,11 @@ class TileRows {
   // Keys one after the other; of the values, line i has element i of all of them, zeros past the last.
   void pack(int count) {
     const int64_t dim = layer_.head_dim;
+    const BF16 *const *keys = tiles_.keys, *const *values = tiles_.values;
     for (int j = 0; j < count; ++j) {
       for (int64_t u = 0; u < depth_; u += kLanes) {
         const int64_t left = std::max<int64_t>(0, dim - u * kDepth);
-        store(reinterpret_cast<float*>(keys_ + j * depth_ + u), Mac::units_of_row(tiles_.keys[j] + u * kDepth, left));
+        store(reinterpret_cast<float*>(keys_ + j * depth_ + u), Mac::units_of_row(keys[j] + u * kDepth, left));
       }
     }
     for (int u = 0; u < kKeyUnits; u += kLanes) {
@@ -105,7 +106,7 @@ class TileRows {
         Vec block[kLanes];
         for (int k = 0; k < kLanes; ++k) {
           const int j = (u + k) * kDepth;
-          const BF16* pair[] = {j < count ? tiles_.values[j] : zeros_, j + 1 < count ? tiles_.values[j + 1] : zeros_};
+          const BF16* pair[] = {j < count ? values[j] : zeros_, j + 1 < count ? values[j + 1] : zeros_};
           block[k] = Mac::units_of_rows(pair, i, static_cast<int>(std::min<int64_t>(kLanes, dim - i)));
         }
         transpose(block);

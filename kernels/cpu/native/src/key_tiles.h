@@ -79,10 +79,12 @@ class KeyTiles {
  private:
   template <class F>
   void set_windows(F window) {
-    for (int64_t r = 0; r < kSlabRows; ++r) {
+    for (int64_t r = 0, end = layer_.group; r < kSlabRows; end += layer_.group) {  // rows of a token see the same
       const Window sees = window(r);
-      begins[r] = static_cast<float>(sees.begin);
-      ends[r] = static_cast<float>(sees.end);
+      for (; r < std::min(end, kSlabRows); ++r) {
+        begins[r] = static_cast<float>(sees.begin);
+        ends[r] = static_cast<float>(sees.end);
+      }
     }
   }
 
