@@ -17,7 +17,7 @@ help:
 	@echo "make interop  Spring, NestJS, FastStream, confluent-kafka and kcat beside a worker, each where its tools are"
 	@echo "make drills faults on a real Kafka and real workers, and a table of what became of every prompt (long; DRILLS_BACKLOG=2400 makes it shorter)"
 	@echo "make fuzz   new bad records from the old ones for FUZZ_SECONDS (60), and all of them through a whole worker"
-	@echo "make check  ruff, strict types, import rules"
+	@echo "make check  ruff, clang-format, strict types, import rules"
 	@echo "make bench  ours beside its peers on this machine (transformers, and what make peers has set up)"
 	@echo "make peers  llama.cpp, OpenVINO and vLLM for the benchmark, each in its own environment (20 minutes, 8 GB, for a while 14)"
 
@@ -49,6 +49,7 @@ drills: $(STAMP)
 check: $(STAMP)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run --Werror kernels/cpu/native/src/*
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 

@@ -16,7 +16,7 @@ inline void check_query(const Tensor& query, const Tensor& body) {
 }
 
 inline void check_tables(const Tensor& body, const Tensor& starts, const Tensor& lens, const Tensor& tables,
-                  int64_t num_rows) {
+                         int64_t num_rows) {
   for (const Tensor& t : {starts, lens, tables}) {
     TORCH_CHECK(t.scalar_type() == at::kInt && t.is_contiguous(), "lengths and tables must be contiguous int32");
   }
@@ -49,7 +49,7 @@ inline void check_groups(const Batch& batch, const Tensor& groups) {
     for (int64_t s = g[0]; s < end; ++s) {
       TORCH_CHECK(g[2] >= 0 && g[2] * batch.block_size <= batch.kv_lens[s] - std::max<int64_t>(1, batch.query_len(s)),
                   "sequence ", s, " asks inside the blocks it is said to share");
-      const int32_t *first = batch.block_tables + g[0] * batch.table_width;
+      const int32_t* first = batch.block_tables + g[0] * batch.table_width;
       TORCH_CHECK(std::equal(first, first + g[2], batch.block_tables + s * batch.table_width), "sequence ", s,
                   " does not share the blocks of its group");
     }
@@ -57,7 +57,8 @@ inline void check_groups(const Batch& batch, const Tensor& groups) {
 }
 
 // Where the exact rows of each sequence begin, and how many there are in all.
-inline std::vector<int32_t> check_exact(const Tensor& exact, const Tensor& query, const Tensor& body, const Batch& batch) {
+inline std::vector<int32_t> check_exact(const Tensor& exact, const Tensor& query, const Tensor& body,
+                                        const Batch& batch) {
   std::vector<int32_t> starts{0};
   for (int64_t s = 0; s < batch.num_seqs; ++s) {
     const int64_t first = batch.block_start(batch.first_position(s));

@@ -1,6 +1,6 @@
 // Attention of a few rows (decode): keys and values are read where they lie, each once for all heads of a group, while
-// the next tile is on its way from memory. Key heads that lie side by side are read side by side. Codes are widened where
-// they are multiplied; their scales act on the scores and on the probabilities of whole keys.
+// the next tile is on its way from memory. Key heads that lie side by side are read side by side. Codes are widened
+// where they are multiplied; their scales act on the scores and on the probabilities of whole keys.
 #pragma once
 #include <optional>
 
@@ -116,8 +116,8 @@ class FewRows {
     }
   }
 
-  // Rows at .. at + num_rows of the state over a tile of rows of X, which are rows row .. of the sequence; the first slice
-  // of a head fetches from the next tile.
+  // Rows at .. at + num_rows of the state over a tile of rows of X, which are rows row .. of the sequence; the first
+  // slice of a head fetches from the next tile.
   template <int num_rows, class X, class WindowOf>
   void slice(const FewQuery<X, T>& query, int64_t at, int64_t row, const X* const* rows, RowLayout layout, int64_t h,
              int count, WindowOf window) {

@@ -1,6 +1,6 @@
-// Attention of many rows without a tile unit: a slab of rows passes over tiles of 64 keys, each packed once for the whole
-// slab, as matrix products of a few rows at a time. Keys lie in lanes: as rows do in `TileRows` they were three times
-// slower on x86-64-v3.
+// Attention of many rows without a tile unit: a slab of rows passes over tiles of 64 keys, each packed once for the
+// whole slab, as matrix products of a few rows at a time. Keys lie in lanes: as rows do in `TileRows` they were three
+// times slower on x86-64-v3.
 #pragma once
 #include "key_tiles.h"
 #include "softmax.h"
@@ -59,7 +59,8 @@ class PackedRows {
   void start(const ManyTask& task) {
     std::fill_n(query_, kSlabRows * query_stride_, Unit{0});
     for (int64_t r = 0; r < task.num_rows; ++r) {
-      const T* from = layer_.query_row(task.first_token + r / layer_.group, task.kv_head * layer_.group + r % layer_.group);
+      const T* from =
+          layer_.query_row(task.first_token + r / layer_.group, task.kv_head * layer_.group + r % layer_.group);
       const P* q = as_row_of(from, layer_.head_dim, line_);
       for (int64_t u = 0; u < units_; u += kLanes) {
         store(reinterpret_cast<float*>(query_ + r * query_stride_ + u),

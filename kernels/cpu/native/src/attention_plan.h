@@ -9,9 +9,9 @@
 
 namespace v4flash {
 
-constexpr int64_t kMaxFewRows = 16;  // query rows of a sequence and key head that are read without packing
+constexpr int64_t kMaxFewRows = 16;    // query rows of a sequence and key head that are read without packing
 constexpr int64_t kSeqsPerThread = 4;  // from so many on, a task is all heads of a sequence
-constexpr int64_t kChunkKeys = 256;  // of a part, where there are few rows
+constexpr int64_t kChunkKeys = 256;    // of a part, where there are few rows
 
 struct AttentionTasks {
   struct Many : ManyTask {
@@ -28,7 +28,8 @@ struct AttentionTasks {
   int64_t max_few_rows = 0;
 };
 
-inline AttentionTasks plan_attention(const Batch& batch, const int32_t* groups, int64_t num_groups, int64_t num_threads) {
+inline AttentionTasks plan_attention(const Batch& batch, const int32_t* groups, int64_t num_groups,
+                                     int64_t num_threads) {
   AttentionTasks tasks;
   std::vector<int64_t> shared_keys(static_cast<size_t>(batch.num_seqs), 0);
   const int64_t slab_tokens = std::max<int64_t>(1, kSlabRows / batch.group);

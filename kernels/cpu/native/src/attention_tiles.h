@@ -194,8 +194,9 @@ class TileRows {
   }
   // Units that pair one lane of each.
   static Vec pairs_of(Vec even, Vec odd) {
-    const __m512i second = _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
-                                             0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
+    const __m512i second =
+        _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007, 0x180008,
+                          0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
     const auto halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(second, halves));
   }

@@ -32,7 +32,8 @@ class FewQuery {
       float scale = 1.f;
       if constexpr (Dot<X, T>::kIsInteger) {
         Vec largest = zero();
-        for_lanes(group_dim(g), [&](int64_t d, int lanes) { largest = max_magnitude(largest, load_lanes(from + d, lanes)); });
+        for_lanes(group_dim(g),
+                  [&](int64_t d, int lanes) { largest = max_magnitude(largest, load_lanes(from + d, lanes)); });
         const float amax = reduce_max_magnitude(largest);
         if (amax != 0) scale = amax / Dot<X, T>::kLevels;  // NaN stays: it must reach the row's result
       }

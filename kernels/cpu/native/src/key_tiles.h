@@ -6,8 +6,8 @@
 
 namespace v4flash {
 
-// Row r of the slab is head r % group of token first_token + r / group. Token t is at position t + position_offset and sees
-// the keys up to there, if `causal`, and never beyond `num_keys`.
+// Row r of the slab is head r % group of token first_token + r / group. Token t is at position t + position_offset and
+// sees the keys up to there, if `causal`, and never beyond `num_keys`.
 struct ManyTask {
   int64_t seq, kv_head, first_key, num_keys, first_token, num_rows, position_offset;
   bool causal;
@@ -42,8 +42,8 @@ class KeyTiles {
     }
   }
 
-  // Calls f(position of the first key, number of keys, whether they are exact ones) tile by tile. Rows of the slab see the
-  // keys at begins .. ends; where keys are not exact, begins are zero.
+  // Calls f(position of the first key, number of keys, whether they are exact ones) tile by tile. Rows of the slab see
+  // the keys at begins .. ends; where keys are not exact, begins are zero.
   template <class F>
   void each(const ManyTask& task, F f) {
     const int64_t end = task.first_key + task.num_keys, last_row = task.num_rows - 1;
@@ -99,20 +99,20 @@ class KeyTiles {
   }
 
   void decode(const ManyTask& task, bool is_value, int64_t first, int64_t count, P* to, const P** rows) const {
-    layer_.each_block(task.seq, is_value, task.kv_head, first, count,
-                      [&](const S* from, const F16* scales, int64_t n, int64_t i) {
-      for (int64_t j = i; j < i + n; ++j, from += layer_.head_dim, scales += layer_.num_groups) {
-        rows[j] = to + j * layer_.head_dim;
-        for (int64_t g = 0; g < layer_.num_groups; ++g) {
-          const int64_t channel = g * layer_.group_size;
-          const Vec scale = set(Layer<T, S>::kHasScales ? static_cast<float>(scales[g]) : 1.f);
-          for_lanes(layer_.group_dim(g), [&](int64_t d, int lanes) {
-            const Vec x = load_lanes(from + channel + d, lanes);
-            store_lanes(to + j * layer_.head_dim + channel + d, Layer<T, S>::kHasScales ? x * scale : x, lanes);
-          });
-        }
-      }
-    });
+    layer_.each_block(
+        task.seq, is_value, task.kv_head, first, count, [&](const S* from, const F16* scales, int64_t n, int64_t i) {
+          for (int64_t j = i; j < i + n; ++j, from += layer_.head_dim, scales += layer_.num_groups) {
+            rows[j] = to + j * layer_.head_dim;
+            for (int64_t g = 0; g < layer_.num_groups; ++g) {
+              const int64_t channel = g * layer_.group_size;
+              const Vec scale = set(Layer<T, S>::kHasScales ? static_cast<float>(scales[g]) : 1.f);
+              for_lanes(layer_.group_dim(g), [&](int64_t d, int lanes) {
+                const Vec x = load_lanes(from + channel + d, lanes);
+                store_lanes(to + j * layer_.head_dim + channel + d, Layer<T, S>::kHasScales ? x * scale : x, lanes);
+              });
+            }
+          }
+        });
   }
 
   void find_exact(const ManyTask& task, int64_t first, int64_t count) {

@@ -4,7 +4,9 @@
 #include "ops.h"
 
 TORCH_LIBRARY(v4flash, m) {
-  const auto define = [&](const char* schema, auto* operation) { m.def(schema, torch::dispatch(c10::kCPU, operation)); };
+  const auto define = [&](const char* schema, auto* operation) {
+    m.def(schema, torch::dispatch(c10::kCPU, operation));
+  };
   define("add_rms_norm(Tensor(a!) residual, Tensor? delta, Tensor? delta_scales, Tensor weight, float eps) -> Tensor",
          v4flash::add_rms_norm);
   define(

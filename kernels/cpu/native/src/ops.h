@@ -18,8 +18,8 @@ Tensor silu_mul(const Tensor& gate_up, const OptionalTensor& scales, at::ScalarT
 std::tuple<Tensor, Tensor> silu_mul_int8(const Tensor& gate_up, const OptionalTensor& scales, int64_t hadamard);
 std::tuple<Tensor, Tensor> quantise_rows(const Tensor& x);
 Tensor rotary_write_kv(const Tensor& qkv, const OptionalTensor& scales, const Tensor& cos, const Tensor& sin,
-                       const Tensor& slots, Tensor& body, int64_t num_heads,
-                       const OptionalTensor& query_norm, const OptionalTensor& key_norm, double eps);
+                       const Tensor& slots, Tensor& body, int64_t num_heads, const OptionalTensor& query_norm,
+                       const OptionalTensor& key_norm, double eps);
 Tensor attention(const Tensor& query, const Tensor& body, const Tensor& query_starts, const Tensor& kv_lens,
                  const Tensor& block_tables, const Tensor& shared_groups, const OptionalTensor& exact,
                  const OptionalTensor& body_scales, int64_t group_size);

@@ -28,20 +28,20 @@ struct RowLayout {
   int64_t head_stride, value_offset;
 };
 
-// Queries are of T and the body holds S. A row reads the keys of its own block from `exact` and all before it as the body
-// stores them; where S is T the body serves for both.
+// Queries are of T and the body holds S. A row reads the keys of its own block from `exact` and all before it as the
+// body stores them; where S is T the body serves for both.
 template <class T, class S>
 struct Layer : Batch {
   static constexpr bool kHasExact = !std::is_same_v<T, S>;
   static constexpr bool kHasScales = std::is_same_v<S, int8_t>;
-  const T* query;        // [T, H, D]
-  T* out;                // [T, H, D]
-  float scale;           // 1 / sqrt(D), times log2(e): all exponentials are of base two
-  const S* body;         // blocks [2, K, B, D]
-  const F16* scales;     // blocks [2, K, B, C] of int8 codes
+  const T* query;                      // [T, H, D]
+  T* out;                              // [T, H, D]
+  float scale;                         // 1 / sqrt(D), times log2(e): all exponentials are of base two
+  const S* body;                       // blocks [2, K, B, D]
+  const F16* scales;                   // blocks [2, K, B, C] of int8 codes
   int64_t block_stride, scale_stride;  // elements between blocks of one layer
   int64_t group_size, num_groups;
-  const T* exact;        // [X, 2, K, D]
+  const T* exact;               // [X, 2, K, D]
   const int32_t* exact_starts;  // by sequence, its first row there: that of the block of its first row
 
   const T* query_row(int64_t token, int64_t head) const { return query + (token * num_heads + head) * head_dim; }
@@ -53,8 +53,8 @@ struct Layer : Batch {
   // Channels of a scale, of which the last may have fewer.
   int64_t group_dim(int64_t g) const { return std::min(group_size, head_dim - g * group_size); }
 
-  // f(row of the body, its scales, number of rows side by side, index of the first) for the keys first .. first + count, or
-  // for their values.
+  // f(row of the body, its scales, number of rows side by side, index of the first) for the keys first .. first +
+  // count, or for their values.
   template <class F>
   void each_block(int64_t s, bool is_value, int64_t kv_head, int64_t first, int64_t count, F f) const {
     const int32_t* block = block_tables + s * table_width + first / block_size;

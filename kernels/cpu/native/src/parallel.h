@@ -49,7 +49,8 @@ class Scratch {
     thread_local Scratch scratch;
     return scratch;
   }
-  // Gives everything back for new use. There is one block for the next owner then, of `bytes` or what the last one took.
+  // Gives everything back for new use. There is one block for the next owner then, of `bytes` or what the last one
+  // took.
   void reset(int64_t bytes = 0) {
     const int64_t num_lines = std::max(lines_of(bytes), taken_);
     if (blocks_.size() != 1 || num_lines > size_) {

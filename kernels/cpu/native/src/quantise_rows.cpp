@@ -1,11 +1,10 @@
 // Quantises the rows of a matrix, each by itself.
-#include "quantise.h"
-
 #include <ATen/ops/empty.h>
 
 #include "checks.h"
 #include "ops.h"
 #include "parallel.h"
+#include "quantise.h"
 
 namespace v4flash {
 

@@ -1,5 +1,5 @@
-// Splits the rows of a fused projection: scaled, query and key normalised per head where the model wants it, their halves
-// rotated.
+// Splits the rows of a fused projection: scaled, query and key normalised per head where the model wants it, their
+// halves rotated.
 #pragma once
 #include <cmath>
 
@@ -56,9 +56,8 @@ class Projection {
   void split(int64_t begin, int64_t end, T* query, Place place) const {
     const OptionalTensor& norm = query_norm_ ? query_norm_ : key_norm_;
     by_dtype(qkv_.scalar_type(), [&](auto element) {
-      by_dtype(norm ? norm->scalar_type() : at::kFloat, [&](auto norm_element) {
-        split<decltype(element), decltype(norm_element)>(begin, end, query, place);
-      });
+      by_dtype(norm ? norm->scalar_type() : at::kFloat,
+               [&](auto norm_element) { split<decltype(element), decltype(norm_element)>(begin, end, query, place); });
     });
   }
 

@@ -90,8 +90,7 @@ inline Vec max_magnitude(Vec a, Vec b) {
   return _mm256_castsi256_ps(_mm256_max_epi32(x, y));
 }
 inline float reduce_max_magnitude(Vec x) {
-  __m128i s = _mm_max_epi32(_mm_castps_si128(_mm256_castps256_ps128(x)),
-                            _mm_castps_si128(_mm256_extractf128_ps(x, 1)));
+  __m128i s = _mm_max_epi32(_mm_castps_si128(_mm256_castps256_ps128(x)), _mm_castps_si128(_mm256_extractf128_ps(x, 1)));
   s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0x4e));
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1))));
 }

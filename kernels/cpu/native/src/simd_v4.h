@@ -33,8 +33,8 @@ inline void store_n(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, first_lan
 inline void store_n(BF16* p, Vec x, int n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(x)); }
 
 inline Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b where one of them is NaN
-inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }  // b where one of them is NaN
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }    // b where one of them is NaN
+inline Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }    // b where one of them is NaN
 inline Vec rough_inverse(Vec x) { return _mm512_rcp14_ps(x); }  // to eleven bits and more
 inline Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT); }
 inline Vec scale_by_power(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x 2^n

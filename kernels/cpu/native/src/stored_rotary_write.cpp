@@ -1,6 +1,6 @@
-// Splits the rows of a fused projection as rotary_write_kv.cpp does, for a layer whose full blocks are stored in another
-// form: keys and values go to `exact` in compute dtype, each block that is full now is rounded from there into the body,
-// and the rows of a block that is not stay in the tail of their sequence.
+// Splits the rows of a fused projection as rotary_write_kv.cpp does, for a layer whose full blocks are stored in
+// another form: keys and values go to `exact` in compute dtype, each block that is full now is rounded from there into
+// the body, and the rows of a block that is not stay in the tail of their sequence.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -39,7 +39,8 @@ void store_row(const Shape& shape, const T* from, S* to, F16* scales) {
     for (int64_t g = 0; g < shape.num_groups; ++g) {
       const int64_t first = g * shape.group_size, dim = std::min(shape.group_size, shape.head_dim - first);
       Vec largest = zero();
-      for_lanes(dim, [&](int64_t i, int lanes) { largest = max_magnitude(largest, load_lanes(from + first + i, lanes)); });
+      for_lanes(dim,
+                [&](int64_t i, int lanes) { largest = max_magnitude(largest, load_lanes(from + first + i, lanes)); });
       scales[g] = F16(scale_bits(reduce_max_magnitude(largest)), F16::from_bits());
       const Vec scale = set(static_cast<float>(scales[g]));
       for_lanes(dim, [&](int64_t i, int lanes) {
@@ -57,7 +58,9 @@ struct OpenRows {
   const Shape& shape;
   T *exact, *tail;
 
-  T* exact_row(int64_t row, int64_t kv_row) const { return exact + (row * shape.num_kv_rows + kv_row) * shape.head_dim; }
+  T* exact_row(int64_t row, int64_t kv_row) const {
+    return exact + (row * shape.num_kv_rows + kv_row) * shape.head_dim;
+  }
   T* tail_row(int64_t slot, int64_t kv_row, int64_t offset) const {
     return tail + ((slot * shape.num_kv_rows + kv_row) * (shape.block_size - 1) + offset) * shape.head_dim;
   }
@@ -141,18 +144,19 @@ std::tuple<Tensor, Tensor> stored_rotary_write(const Tensor& qkv, const Optional
     T* to = query.mutable_data_ptr<T>();
     for (const Piece& piece : pieces) open.fetch_old(piece);  // before the tail of any is written to
     const auto num_pieces = static_cast<int64_t>(pieces.size());
-    for_rows(num_pieces, rows.width * rows.num_rows / std::max<int64_t>(1, num_pieces), [&](int64_t begin, int64_t end) {
-      for (int64_t p = begin; p < end; ++p) {
-        const Piece& piece = pieces[static_cast<size_t>(p)];
-        rows.split(piece.first_row, piece.end_row, to, [&](int64_t t) {
-          T* keys = open.exact_row(piece.exact_row + piece.num_old + t - piece.first_row, 0);
-          return KeyValueRow<T>{keys, keys + num_kv_heads * dim, dim};
-        });
-        by_stored(body.scalar_type(), [&](auto stored_element) {
-          open.keep(piece, static_cast<decltype(stored_element)*>(body.mutable_data_ptr()), body_scale);
-        });
-      }
-    });
+    for_rows(num_pieces, rows.width * rows.num_rows / std::max<int64_t>(1, num_pieces),
+             [&](int64_t begin, int64_t end) {
+               for (int64_t p = begin; p < end; ++p) {
+                 const Piece& piece = pieces[static_cast<size_t>(p)];
+                 rows.split(piece.first_row, piece.end_row, to, [&](int64_t t) {
+                   T* keys = open.exact_row(piece.exact_row + piece.num_old + t - piece.first_row, 0);
+                   return KeyValueRow<T>{keys, keys + num_kv_heads * dim, dim};
+                 });
+                 by_stored(body.scalar_type(), [&](auto stored_element) {
+                   open.keep(piece, static_cast<decltype(stored_element)*>(body.mutable_data_ptr()), body_scale);
+                 });
+               }
+             });
   });
   return {query, exact};
 }

@@ -63,9 +63,7 @@ struct Tile<BF16> : Tile<float> {
   static Vec units_of_row(const BF16* row, int64_t n) {
     return load_lanes(row, static_cast<int>(std::min<int64_t>(n, kLanes)));
   }
-  static Vec units_of_rows(const BF16* const* rows, int64_t offset, int n) {
-    return load_lanes(rows[0] + offset, n);
-  }
+  static Vec units_of_rows(const BF16* const* rows, int64_t offset, int n) { return load_lanes(rows[0] + offset, n); }
 };
 #endif
 

@@ -1,5 +1,5 @@
-// Gate and up linears by the tile unit (AMX) with what comes between them and the next linear, while the products are near:
-// the gate, and for int8 the Hadamard and the rounding. Weights are packed as for `tile_linear`.
+// Gate and up linears by the tile unit (AMX) with what comes between them and the next linear, while the products are
+// near: the gate, and for int8 the Hadamard and the rounding. Weights are packed as for `tile_linear`.
 #include <ATen/ops/empty.h>
 
 #include "checks.h"
@@ -78,7 +78,8 @@ std::tuple<Tensor, Tensor> tile_gate_int8(const Tensor& x, const Tensor& x_scale
       const __m512i gate = _mm512_sub_epi32(_mm512_load_si512(products), gate_zero);
       const __m512i up = _mm512_sub_epi32(_mm512_load_si512(products + kTileOutputs), up_zero);
       const Vec s = set(row_scale[t]);
-      store(block + o % kColumns, gated<float>(_mm512_cvtepi32_ps(gate) * gate_scale * s, _mm512_cvtepi32_ps(up) * up_scale * s));
+      store(block + o % kColumns,
+            gated<float>(_mm512_cvtepi32_ps(gate) * gate_scale * s, _mm512_cvtepi32_ps(up) * up_scale * s));
       if ((o + kTileOutputs) % kColumns == 0) {
         const Vec largest = hadamard ? rotate_row(block, kColumns) : row_magnitude(block, kColumns);
         magnitudes[t * num_blocks + o / kColumns] = reduce_max_magnitude(largest);

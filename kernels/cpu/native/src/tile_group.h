@@ -1,6 +1,6 @@
-// Products of rows with a weight packed into tiles of the tile unit (AMX). A *column* of tiles has kTileOutputs outputs; two
-// columns are multiplied at a time with a group of rows. While that goes on, the products of the last two columns are
-// finished and the weight of the next task comes nearer.
+// Products of rows with a weight packed into tiles of the tile unit (AMX). A *column* of tiles has kTileOutputs
+// outputs; two columns are multiplied at a time with a group of rows. While that goes on, the products of the last two
+// columns are finished and the weight of the next task comes nearer.
 #pragma once
 #include <ATen/ops/zeros.h>
 
@@ -14,16 +14,16 @@
 namespace v4flash {
 
 constexpr int64_t kTileBytes = 1024, kLineBytes = 64;
-constexpr int64_t kUnitBytes = 4;        // neighbours in depth that one lane multiplies
+constexpr int64_t kUnitBytes = 4;  // neighbours in depth that one lane multiplies
 constexpr int64_t kTileOutputs = 16;
-constexpr int64_t kOutputs = 32;         // of two columns
-constexpr int64_t kGroupRows = 32;       // rows that are multiplied at a time
-constexpr int64_t kBlockRows = 512;      // rows that stay in the nearer cache while all columns pass by
+constexpr int64_t kOutputs = 32;     // of two columns
+constexpr int64_t kGroupRows = 32;   // rows that are multiplied at a time
+constexpr int64_t kBlockRows = 512;  // rows that stay in the nearer cache while all columns pass by
 
 inline int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
-// Rows as they are, or with zeros behind them where they do not fill whole lines. Refuses those that do not fit the weight,
-// and all where the tile unit is not in use.
+// Rows as they are, or with zeros behind them where they do not fill whole lines. Refuses those that do not fit the
+// weight, and all where the tile unit is not in use.
 inline Tensor tile_rows(const Tensor& x, const Tensor& packed, int64_t num_outputs, at::ScalarType rows,
                         at::ScalarType weights) {
   check_rows(x, 2, "x");
@@ -128,8 +128,9 @@ class TileGroup {
   int64_t rows_ = 0;
 };
 
-// finish(first row, number of rows, output, products [rows][kOutputs]) for all rows of x, in whole lines, and all columns. A task is two streams of
-// `bytes` from first(task) and second(task) on, and `num_pairs` times two columns that pair(task, i) finds in them.
+// finish(first row, number of rows, output, products [rows][kOutputs]) for all rows of x, in whole lines, and all
+// columns. A task is two streams of `bytes` from first(task) and second(task) on, and `num_pairs` times two columns
+// that pair(task, i) finds in them.
 template <bool is_int8, class Weight, class Finish>
 void multiply_tiles(const Tensor& x, const Weight& weight, Finish finish) {
   const int64_t num_rows = x.size(0), x_bytes = x.size(1) * x.element_size(), steps = x_bytes / kLineBytes;

@@ -14,7 +14,9 @@ namespace {
 // Both columns of a task lie beside each other: a *strip*.
 struct Strips {
   explicit Strips(const Tensor& packed)
-      : num_tasks(packed.size(0)), bytes(packed.size(1) * kTileBytes), from(static_cast<const char*>(packed.const_data_ptr())) {}
+      : num_tasks(packed.size(0)),
+        bytes(packed.size(1) * kTileBytes),
+        from(static_cast<const char*>(packed.const_data_ptr())) {}
   int64_t num_tasks, bytes;
   static constexpr int64_t num_pairs = 1;
   const char* from;
@@ -62,12 +64,14 @@ Tensor tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& 
 #if defined(__AMX_BF16__)
   BF16* to = out.mutable_data_ptr<BF16>();
   const BF16* added = bias ? bias->const_data_ptr<BF16>() : nullptr;
-  multiply_tiles<false>(rows, Strips(packed), [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
-    for_products(begin, count, output, num_outputs, products, [=](int64_t t, int64_t o, const int32_t* sums, int lanes) {
-      const Vec x = load(reinterpret_cast<const float*>(sums));
-      store_lanes(to + t * num_outputs + o, added ? x + load_lanes(added + o, lanes) : x, lanes);
-    });
-  });
+  multiply_tiles<false>(
+      rows, Strips(packed), [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
+        for_products(begin, count, output, num_outputs, products,
+                     [=](int64_t t, int64_t o, const int32_t* sums, int lanes) {
+                       const Vec x = load(reinterpret_cast<const float*>(sums));
+                       store_lanes(to + t * num_outputs + o, added ? x + load_lanes(added + o, lanes) : x, lanes);
+                     });
+      });
 #endif
   return out;
 }
@@ -82,13 +86,15 @@ Tensor tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& sca
   float* to = out.mutable_data_ptr<float>();
   const float* scale = scales.const_data_ptr<float>();
   const int32_t* zero = zeros.const_data_ptr<int32_t>();
-  multiply_tiles<true>(rows, Strips(packed), [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
-    for_products(begin, count, output, num_outputs, products, [=](int64_t t, int64_t o, const int32_t* sums, int lanes) {
-      const __m512i added = _mm512_maskz_loadu_epi32(first_lanes(lanes), zero + o);
-      const Vec exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(sums), added));
-      store_lanes(to + t * num_outputs + o, exact * load_lanes(scale + o, lanes), lanes);
-    });
-  });
+  multiply_tiles<true>(
+      rows, Strips(packed), [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
+        for_products(begin, count, output, num_outputs, products,
+                     [=](int64_t t, int64_t o, const int32_t* sums, int lanes) {
+                       const __m512i added = _mm512_maskz_loadu_epi32(first_lanes(lanes), zero + o);
+                       const Vec exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(sums), added));
+                       store_lanes(to + t * num_outputs + o, exact * load_lanes(scale + o, lanes), lanes);
+                     });
+      });
 #endif
   return out;
 }

@@ -1,9 +1,9 @@
 // Asks the system for the tile unit. Its registers are large, so Linux gives them only to processes that ask.
-#include "amx.h"
-#include "ops.h"
-
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "amx.h"
+#include "ops.h"
 
 namespace v4flash {
 

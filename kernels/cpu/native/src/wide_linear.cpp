@@ -44,11 +44,11 @@ void store_transposed(const float* products, int64_t count, int64_t num_rows, fl
   }
 }
 
-// out[t, o] of rows packed by 64. Product is a matrix product of tile.h or amx.h. A few lines of the weight serve all rows
-// while they are near.
+// out[t, o] of rows packed by 64. Product is a matrix product of tile.h or amx.h. A few lines of the weight serve all
+// rows while they are near.
 template <class Product>
-void multiply_rows(const Packed::Unit* columns, int64_t num_rows, const BF16* weight, int64_t num_outputs, int64_t width,
-                   int64_t num_units, float* out) {
+void multiply_rows(const Packed::Unit* columns, int64_t num_rows, const BF16* weight, int64_t num_outputs,
+                   int64_t width, int64_t num_units, float* out) {
   for_workers((num_outputs + kOutputsPerTask - 1) / kOutputsPerTask, [&](auto each_task) {
     struct Owner {};
     Scratch& scratch = Scratch::of_thread<Owner>();
@@ -79,7 +79,8 @@ void multiply_rows(const Packed::Unit* columns, int64_t num_rows, const BF16* we
 Tensor wide_linear(const Tensor& x, const Tensor& weight) {
   check_rows(x, 2, "x");
   check_rows(weight, 2, "weight");
-  TORCH_CHECK(x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16, "x and weight must be bfloat16");
+  TORCH_CHECK(x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16,
+              "x and weight must be bfloat16");
   TORCH_CHECK(x.size(1) == weight.size(1), "x and weight must agree on the inner size");
   const int64_t num_rows = x.size(0), width = x.size(1), num_outputs = weight.size(0);
   Tensor out = at::empty({num_rows, num_outputs}, x.options().dtype(at::kFloat));
