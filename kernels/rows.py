@@ -52,7 +52,7 @@ class QuantRows:
 class ScaledRows:
     """A product [T, X] whose row factors the next operation applies: values * scales[:, None]."""
 
-    values: Tensor  # [T, X] float32
+    values: Tensor  # [T, X] float32 or bfloat16
     scales: Tensor  # [T] float32
 
     def __getitem__(self, rows: Tensor) -> "ScaledRows":

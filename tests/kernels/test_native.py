@@ -198,6 +198,8 @@ def test_products_of_tiles_equal_those_of_float32(
     assert torch.equal(ours.double(), exact)
     ours = tile_ops.tile_linear_int8(rows, tile_ops.tile_pack(codes), scales, zeros)
     torch.testing.assert_close(ours, exact.float() * scales)
+    rounded = tile_ops.tile_linear_int8(rows, tile_ops.tile_pack(codes), scales, zeros, torch.bfloat16)
+    assert torch.equal(rounded, ours.bfloat16())
 
 
 @pytest.mark.parametrize("num_rows", [1, 31, 33, 513])
@@ -294,7 +296,9 @@ def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
     if ops.has_tiles:
         rows, zeros = torch.ones(3, 65, dtype=torch.uint8), torch.zeros(7, **int32)
         torch.library.opcheck(v4flash.tile_linear.default, (dense[:3], ops.tile_pack(dense), None, 7))
-        torch.library.opcheck(v4flash.tile_linear_int8.default, (rows, ops.tile_pack(codes), torch.ones(7), zeros))
+        torch.library.opcheck(
+            v4flash.tile_linear_int8.default, (rows, ops.tile_pack(codes), torch.ones(7), zeros, torch.bfloat16)
+        )
         both, ones = ops.tile_pack(torch.ones(128, 65, dtype=torch.int8)), torch.ones(128)
         torch.library.opcheck(v4flash.tile_gate.default, (dense[:3], ops.tile_pack(torch.ones(128, 33).bfloat16())))
         torch.library.opcheck(v4flash.tile_gate_int8.default, (rows, torch.ones(3), both, ones, ones.int(), 64))

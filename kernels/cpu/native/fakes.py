@@ -102,8 +102,8 @@ def tile_linear(x: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int
     return x.new_empty((x.shape[0], num_outputs))
 
 
-def tile_linear_int8(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    return x.new_empty((x.shape[0], scales.shape[0]), dtype=torch.float32)
+def tile_linear_int8(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.new_empty((x.shape[0], scales.shape[0]), dtype=dtype)
 
 
 def tile_gate(x: Tensor, packed: Tensor) -> Tensor:

@@ -145,9 +145,12 @@ class NativeOps:
         """x [T, X] bfloat16 times a packed bfloat16 weight, plus bias [O] bfloat16 -> [T, O] bfloat16, rounded once."""
         return _tensor(torch.ops.v4flash.tile_linear(x, packed, bias, num_outputs))
 
-    def tile_linear_int8(self, x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-        """x [T, X] uint8 times a packed int8 weight, exact, less zeros [O] int32, times scales [O]: [T, O] float32."""
-        return _tensor(torch.ops.v4flash.tile_linear_int8(x, packed, scales, zeros))
+    def tile_linear_int8(
+        self, x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """x [T, X] uint8 times a packed int8 weight, exact, less zeros [O] int32, times scales [O]: [T, O] rounded to
+        `dtype`, float32 or bfloat16."""
+        return _tensor(torch.ops.v4flash.tile_linear_int8(x, packed, scales, zeros, dtype))
 
     def tile_gate(self, x: Tensor, packed: Tensor) -> Tensor:
         """`silu_mul` of x [T, X] bfloat16 times a packed bfloat16 weight [2 F, X] -> [T, F], rounded once. F is a

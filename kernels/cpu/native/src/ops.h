@@ -36,7 +36,8 @@ bool use_amx(bool wanted);
 
 Tensor tile_pack(const Tensor& weight);
 Tensor tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bias, int64_t num_outputs);
-Tensor tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& zeros);
+Tensor tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& zeros,
+                        at::ScalarType dtype);
 Tensor tile_gate(const Tensor& x, const Tensor& packed);
 std::tuple<Tensor, Tensor> tile_gate_int8(const Tensor& x, const Tensor& x_scales, const Tensor& packed,
                                           const Tensor& scales, const Tensor& zeros, int64_t hadamard);

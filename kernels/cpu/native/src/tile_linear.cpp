@@ -76,25 +76,29 @@ Tensor tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& 
   return out;
 }
 
-Tensor tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& zeros) {
+Tensor tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& zeros,
+                        at::ScalarType dtype) {
   const int64_t num_outputs = scales.numel();
   const Tensor rows = tile_rows(x, packed, num_outputs, at::kByte, at::kChar);
   check_vector(scales, at::kFloat, num_outputs, "scales");
   check_vector(zeros, at::kInt, num_outputs, "zeros");
-  Tensor out = at::empty({x.size(0), num_outputs}, x.options().dtype(at::kFloat));
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "dtype must be float32 or bfloat16, not ", dtype);
+  Tensor out = at::empty({x.size(0), num_outputs}, x.options().dtype(dtype));
 #if defined(__AMX_INT8__)
-  float* to = out.mutable_data_ptr<float>();
   const float* scale = scales.const_data_ptr<float>();
   const int32_t* zero = zeros.const_data_ptr<int32_t>();
-  multiply_tiles<true>(
-      rows, Strips(packed), [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
-        for_products(begin, count, output, num_outputs, products,
-                     [=](int64_t t, int64_t o, const int32_t* sums, int lanes) {
-                       const __m512i added = _mm512_maskz_loadu_epi32(first_lanes(lanes), zero + o);
-                       const Vec exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(sums), added));
-                       store_lanes(to + t * num_outputs + o, exact * load_lanes(scale + o, lanes), lanes);
-                     });
-      });
+  by_dtype(dtype, [&](auto element) {
+    auto* to = out.mutable_data_ptr<decltype(element)>();
+    multiply_tiles<true>(
+        rows, Strips(packed), [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
+          for_products(begin, count, output, num_outputs, products,
+                       [=](int64_t t, int64_t o, const int32_t* sums, int lanes) {
+                         const __m512i added = _mm512_maskz_loadu_epi32(first_lanes(lanes), zero + o);
+                         const Vec exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(sums), added));
+                         store_lanes(to + t * num_outputs + o, exact * load_lanes(scale + o, lanes), lanes);
+                       });
+        });
+  });
 #endif
   return out;
 }
