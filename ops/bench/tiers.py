@@ -19,7 +19,7 @@ from typing import Any
 
 from percentiles import percentile, percentiles
 
-NUM_SLOTS, NUM_READERS = 12, 2
+NUM_READERS = 2
 AGREEMENT = 0.8
 """Of the first answers' first tokens, what has to be the same in all variants (bf16 sums depend on batch mates)."""
 SLOW_BYTES_PER_SECOND = 5e6
@@ -35,6 +35,8 @@ def main() -> None:
     parser.add_argument("--gate-repetitions", type=int, default=5)
     parser.add_argument("--slow-from-turn", type=int, default=1, help="of the gate's conversations; before, it is fast")
     parser.add_argument("--conversations", type=int, default=12)
+    parser.add_argument("--new-tokens", type=int, default=60, help="of a turn; each repeats all before it")
+    parser.add_argument("--write-slots", type=int, default=12, help="blocks that may wait to be written to the SSD")
     parser.add_argument("--memory-blocks", type=int, default=96, help="with the SSD on, buffers come out of them")
     parser.add_argument("--directory", type=Path, default=Path("out/bench/l3"), help="on the disk to measure")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
@@ -78,9 +80,12 @@ class Bench:
         else:
             self._model = load_model(bundled_model_path(), dtype="bf16")
             self._corpus = corpus(load_tokenizer(bundled_model_path()).encode_text)
-        self._shape = Shape(options.conversations)
+        self._shape = Shape(options.conversations, num_new_tokens=options.new_tokens)
         self._base = EngineConfig(
-            num_blocks=self._options.memory_blocks, max_num_seqs=4, max_num_batched_tokens=512, max_model_len=1024
+            num_blocks=self._options.memory_blocks,
+            max_num_seqs=4,
+            max_num_batched_tokens=512,
+            max_model_len=max(1024, self._shape.num_tokens),
         )
 
     def _cold(self, **changes: Any) -> Any:
@@ -88,13 +93,13 @@ class Bench:
         from engine.config import ColdConfig
 
         directory = Path(tempfile.mkdtemp(dir=self._options.directory))
-        cold = ColdConfig((directory,), 1 << 30, num_write_slots=NUM_SLOTS, num_readers=NUM_READERS)
+        cold = ColdConfig((directory,), 1 << 30, num_write_slots=self._options.write_slots, num_readers=NUM_READERS)
         return replace(cold, **changes)
 
     def _core(self, memory_blocks: int, cold: Any = None, disk: Any = None) -> Any:
         from conversations import new_core
 
-        buffers = NUM_SLOTS + NUM_READERS if cold is not None else 0
+        buffers = self._options.write_slots + NUM_READERS if cold is not None else 0
         return new_core(self._model, replace(self._base, num_blocks=memory_blocks - buffers, cold=cold), disk)
 
     def _interleaved(self, cores: dict[str, Any], measured: dict[str, Any]) -> float:
@@ -137,7 +142,7 @@ class Bench:
             return self._core(self._options.memory_blocks, self._cold(admission=admission))
 
         return self._compare(
-            "working set 4 times the memory, equal memory",
+            "working set beyond the memory, equal memory",
             {
                 "off": lambda: self._core(self._options.memory_blocks),
                 "on, room": lambda: ssd(ColdAdmission.ROOM),
@@ -170,7 +175,7 @@ class Bench:
             cold = self._cold(admission=ColdAdmission.FIRST, **changes)
             disk = SlowDisk(SLOW_BYTES_PER_SECOND, is_slow=self._options.slow_from_turn == 1)
             self._slow_disks.append(disk)
-            return self._core(self._options.memory_blocks + NUM_SLOTS + NUM_READERS, cold, disk)
+            return self._core(self._options.memory_blocks + self._options.write_slots + NUM_READERS, cold, disk)
 
         return self._compare(
             f"disk slowed to 5 MB/s from turn {self._options.slow_from_turn} on",
