@@ -65,7 +65,8 @@ class NativeKernels:
         if row_format.is_int8:
             codes, scales = quantise_weight(weight, row_format.hadamard)
             if self._ops.has_tiles:
-                return make_tile_int8_linear(codes, scales, bias, row_format, self._ops, self.quantise)
+                dtype = torch.float32 if wide else torch.bfloat16
+                return make_tile_int8_linear(codes, scales, bias, row_format, self._ops, self.quantise, dtype)
             packed = make_int8_linear(codes, scales, bias, row_format, self.quantise)
             return FewRowsInt8Linear(packed, codes.contiguous(), self._ops) if self._few_rows else packed
         if wide and bias is None and row_format is RowFormat.BF16:

@@ -42,8 +42,9 @@ class TileLinear:
 
 @dataclass(frozen=True, slots=True)
 class TileInt8Linear:
-    """Exact int32 sums of int8 codes and rows, times the scales of the output channels, rounded to bfloat16: writing
-    float32 takes longer than the product. `quantise` rounds dense rows, where no fused operation has."""
+    """Exact int32 sums of int8 codes and rows, times the scales of the output channels, rounded to `dtype`: to write
+    float32 takes longer than the product, so it is for logits. `quantise` rounds dense rows, where no fused operation
+    has."""
 
     weight: Tensor  # packed
     scales: Tensor  # [out] float32
@@ -52,10 +53,11 @@ class TileInt8Linear:
     row_format: RowFormat
     ops: NativeOps
     quantise: Callable[[Tensor], QuantRows]
+    dtype: torch.dtype
 
     def __call__(self, rows: Rows) -> Product:
         rows = self._rounded(rows)
-        sums = self.ops.tile_linear_int8(rows.values, self.weight, self.scales, self.zeros, torch.bfloat16)
+        sums = self.ops.tile_linear_int8(rows.values, self.weight, self.scales, self.zeros, self.dtype)
         product = ScaledRows(sums, rows.scales)
         if self.bias is None:
             return product
@@ -95,6 +97,7 @@ def make_tile_int8_linear(
     row_format: RowFormat,
     ops: NativeOps,
     quantise: Callable[[Tensor], QuantRows],
+    dtype: torch.dtype = torch.bfloat16,
 ) -> TileInt8Linear:
     """Pack int8 codes [out, in] with one scale per output channel [out]."""
     zeros = ZERO_POINT * codes.sum(1, dtype=torch.int32)
@@ -106,4 +109,5 @@ def make_tile_int8_linear(
         row_format,
         ops,
         quantise,
+        dtype,
     )

@@ -134,6 +134,7 @@ SHAPES = [
     Shape(head_dim=128, block_size=16),
     Shape(head_dim=40, block_size=7, group_size=16),
     Shape(head_dim=64, block_size=1, group_size=24),
+    Shape(head_dim=20, block_size=96, group_size=8),
 ]
 STEPS = [
     {0: 1, 1: 3, 2: 70, 3: 33},
@@ -173,10 +174,51 @@ def test_rows_behind_a_shared_prefix_equal_their_twins(name: str, form: tuple[to
     run_steps(name, [sequences.plan(step) for step in steps], layer, form[0])
 
 
+@pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form[0]}-{form[1]}".replace("torch.", ""))
+@torch.inference_mode()
+def test_a_row_does_not_depend_on_its_batch_mates(form: tuple[torch.dtype, torch.dtype]) -> None:
+    """Each sequence alone gives the very same bits as in the batch, on one thread as on all."""
+    torch.manual_seed(5)
+    shape, kernels, threads = (
+        Shape(head_dim=64, block_size=16),
+        select_kernels("cpu", prefer="cpu-native"),
+        torch.get_num_threads(),
+    )
+    sequences = Sequences([30, 30, 120, 90], shape)
+    layer = poisoned(sequences.num_blocks, 4, shape, *form)
+    for step in STEPS:
+        plan = sequences.plan(step)
+        qkv = torch.randn(len(plan.slots), (GROUP + 2) * NUM_KV_HEADS * shape.head_dim).to(form[0])
+        rows = kernels.rotary_write_kv(qkv, None, layer, plan)
+        assert rows.exact is not None
+        together, exact_starts = kernels.attention(rows, layer, plan), plan.exact_starts()
+        for s, kv_len in enumerate(plan.kv_lens):
+            own = slice(plan.query_starts[s], plan.query_starts[s + 1])
+            alone = AttentionPlan(
+                query_starts=[0, own.stop - own.start],
+                kv_lens=[kv_len],
+                block_tables=plan.block_tables[s : s + 1],
+                slots=plan.slots[own],
+                block_size=shape.block_size,
+                cos=plan.cos[own],
+                sin=plan.sin[own],
+                tail_slots=plan.tail_slots[s : s + 1],
+            )
+            own_rows = AttentionRows(rows.query[own], rows.exact[exact_starts[s] : exact_starts[s + 1]])
+            torch.set_num_threads(1)
+            try:
+                assert torch.equal(kernels.attention(own_rows, layer, alone), together[own])
+            finally:
+                torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", ["reference", *FAST])
 @pytest.mark.parametrize("form", FORMS[:2], ids=lambda form: f"{form[0]}-{form[1]}".replace("torch.", ""))
 @torch.inference_mode()
-def test_what_is_read_does_not_depend_on_chunks(form: tuple[torch.dtype, torch.dtype]) -> None:
+def test_what_is_read_does_not_depend_on_chunks(name: str, form: tuple[torch.dtype, torch.dtype]) -> None:
     """One chunk, single tokens or odd pieces leave the very same memory, and attention differs by rounding only."""
+    kernels = select_kernels("cpu", prefer=name)
     shape, length = Shape(block_size=4, head_dim=16), 27
     results, layers = [], []
     for pieces in ([length], [1] * length, [5, 2, 4, 9, 7]):
@@ -189,14 +231,14 @@ def test_what_is_read_does_not_depend_on_chunks(form: tuple[torch.dtype, torch.d
         for piece in pieces:
             plan = sequences.plan({0: piece})
             plan = AttentionPlan(
-                **{name: getattr(plan, name) for name in ("query_starts", "kv_lens", "block_tables", "slots")},
+                **{part: getattr(plan, part) for part in ("query_starts", "kv_lens", "block_tables", "slots")},
                 block_size=4,
                 cos=angles[start : start + piece].cos(),
                 sin=angles[start : start + piece].sin(),
                 tail_slots=[1],
             )
-            rows = REFERENCE.rotary_write_kv(qkv[start : start + piece], None, layer, plan)
-            outputs.append(REFERENCE.attention(rows, layer, plan))
+            rows = kernels.rotary_write_kv(qkv[start : start + piece], None, layer, plan)
+            outputs.append(kernels.attention(rows, layer, plan))
             start += piece
         results.append(torch.cat(outputs))
         layers.append(layer)
@@ -208,22 +250,24 @@ def test_what_is_read_does_not_depend_on_chunks(form: tuple[torch.dtype, torch.d
         assert_near(result, results[0], "attention", form[0])
 
 
+@pytest.mark.parametrize("name", ["reference", *FAST])
 @torch.inference_mode()
-def test_the_own_block_is_read_in_compute_dtype_and_those_before_as_stored() -> None:
+def test_the_own_block_is_read_in_compute_dtype_and_those_before_as_stored(name: str) -> None:
     """A stored block that says something else than what was written changes later blocks' rows and none of its own."""
     torch.manual_seed(3)
+    kernels = select_kernels("cpu", prefer=name)
     shape = Shape(block_size=4, head_dim=16)
     sequences = Sequences([12], shape)
     layer = poisoned(sequences.num_blocks, 1, shape, torch.float32, torch.int8)
     plan = sequences.plan({0: 12})
-    rows = REFERENCE.rotary_write_kv(torch.randn(12, (GROUP + 2) * NUM_KV_HEADS * 16), None, layer, plan)
-    before = REFERENCE.attention(rows, layer, plan)
+    rows = kernels.rotary_write_kv(torch.randn(12, (GROUP + 2) * NUM_KV_HEADS * 16), None, layer, plan)
+    before = kernels.attention(rows, layer, plan)
     layer.body[plan.block_tables[0, 1]] += 20
-    after = REFERENCE.attention(rows, layer, plan)
+    after = kernels.attention(rows, layer, plan)
     assert torch.equal(before[:8], after[:8])
     assert ((before[8:] - after[8:]).flatten(1).abs().amax(1) > 1e-3).all()
     with_own = AttentionRows(rows.query, rows.exact.clone().index_fill_(0, torch.tensor([4]), 3.0))  # type: ignore[union-attr]
-    changed = (REFERENCE.attention(with_own, layer, plan) - after).flatten(1).abs().amax(1) > 0
+    changed = (kernels.attention(with_own, layer, plan) - after).flatten(1).abs().amax(1) > 0
     assert changed.tolist() == [False] * 4 + [True] * 4 + [False] * 4
 
 

@@ -230,6 +230,11 @@ def test_a_gate_beside_its_products_equals_the_gate_after_them(
         after = tile_ops.silu_mul_int8(tile_ops.tile_linear_int8(rows, packed, scales, zeros), row_scales, hadamard)
         ours_int8 = tile_ops.tile_gate_int8(rows, row_scales, packed, scales, zeros, hadamard)
         assert all(torch.equal(one, other) for one, other in zip(ours_int8, after, strict=True))
+        row_scales[-1] = float("nan")
+        poisoned_int8 = tile_ops.tile_gate_int8(rows, row_scales, packed, scales, zeros, hadamard)
+        assert all(torch.equal(one[:-1], other[:-1]) for one, other in zip(poisoned_int8, after, strict=True))
+        assert poisoned_int8[1][-1].isnan()
+        row_scales[-1] = 1.0
 
 
 @torch.inference_mode()
@@ -254,6 +259,11 @@ def test_a_packed_weight_of_another_size_is_refused(ops: NativeOps) -> None:
     for rows, outputs in ((x, 65), (x, 32), (torch.ones(3, 65).bfloat16(), 40), (torch.ones(3, 32).bfloat16(), 40)):
         with pytest.raises(RuntimeError, match="no weight of"):
             ops.tile_linear(rows, packed, None, outputs)
+    for other in (torch.ones(2, 2, 1, 1).bfloat16(), packed[:, :, :1].contiguous(), packed[..., :256].contiguous()):
+        with pytest.raises(RuntimeError, match="no weight of"):
+            ops.tile_linear(x, other, None, 40)
+    with pytest.raises(RuntimeError, match="no weight of"):
+        ops.tile_linear(x[:, :0], torch.ones(2, 0, 2, 512).bfloat16(), None, 40)
     with pytest.raises(RuntimeError, match="x and packed must be"):
         ops.tile_linear(x.float(), packed, None, 40)
     with pytest.raises(RuntimeError, match="int8 or bfloat16"):

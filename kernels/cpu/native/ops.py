@@ -160,8 +160,8 @@ class NativeOps:
     def tile_gate_int8(
         self, x: Tensor, x_scales: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, hadamard: int
     ) -> tuple[Tensor, Tensor]:
-        """`silu_mul_int8` of `tile_linear_int8` of x [T, X] with scales of its rows [T], to the bit. F is a multiple of
-        64."""
+        """`silu_mul_int8` of `tile_linear_int8` in float32 of x [T, X] with scales of its rows [T], to the bit. F is a
+        multiple of 64."""
         return _pair(torch.ops.v4flash.tile_gate_int8(x, x_scales, packed, scales, zeros, hadamard))
 
     def wide_linear(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -14,6 +14,9 @@ inline std::atomic<bool>& amx_in_use() {
 }
 
 #if defined(__AMX_BF16__)
+// The compiler does not know that tile instructions read memory: what was stored before this stays before it.
+inline void memory_is_read() { asm volatile("" ::: "memory"); }
+
 // C [32, columns] += A [32, depth] B [depth, columns]. Tiles are set up while an object lives, on its thread.
 class AmxProduct {
  public:
@@ -28,6 +31,7 @@ class AmxProduct {
       uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
       uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } config;
+    memory_is_read();
     _tile_loadconfig(&config);
   }
   AmxProduct(const AmxProduct&) = delete;
@@ -38,6 +42,7 @@ class AmxProduct {
   static void multiply(const Unit* a, int64_t a_stride, const Unit* b, int64_t b_stride, float* c, int64_t c_stride,
                        int64_t depth, int64_t columns) {
     const int64_t a_bytes = a_stride * 4, b_bytes = b_stride * 4, c_bytes = c_stride * 4;
+    memory_is_read();
     for (int64_t j = 0; j < columns; j += kColumns) {  // four tiles of C, two of A, two of B
       float *upper = c + j, *lower = upper + 16 * c_stride;
       if constexpr (accumulate) {

@@ -10,7 +10,7 @@ namespace v4flash {
 
 inline void check_query(const Tensor& query, const Tensor& body) {
   const int64_t num_heads = query.size(1), num_kv_heads = body.size(2), dim = body.size(4);
-  TORCH_CHECK(query.size(2) == dim && dim > 0 && num_heads % num_kv_heads == 0,
+  TORCH_CHECK(query.size(2) == dim && dim > 0 && num_heads > 0 && num_heads % num_kv_heads == 0,
               "query must have the body's head dimension and a multiple of its heads");
   TORCH_CHECK(num_heads / num_kv_heads <= kSlabRows, "more than ", kSlabRows, " query heads share a key head");
 }

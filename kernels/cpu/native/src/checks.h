@@ -23,10 +23,13 @@ inline void check_float(const Tensor& t, int64_t dim, const char* name) {
 }
 // A layer of the cache [N, 2, K, B, D]: each block contiguous, blocks anywhere.
 inline void check_body(const Tensor& t) {
-  TORCH_CHECK(t.dim() == 5 && t.stride(4) == 1 && t.stride(3) == t.size(4) && t.stride(2) == t.size(3) * t.size(4) &&
+  TORCH_CHECK(t.dim() == 5 && t.size(1) == 2 && t.size(2) > 0 && t.size(3) > 0 && t.stride(4) == 1 &&
+                  t.stride(3) == t.size(4) && t.stride(2) == t.size(3) * t.size(4) &&
                   t.stride(1) == t.size(2) * t.size(3) * t.size(4),
-              "body must be blocks [N, 2, K, B, D], each contiguous, not ", t.sizes());
+              "body must be blocks [N, 2, K, B, D] of at least one row, each contiguous, not ", t.sizes());
 }
+// The last key of a block is read in whole steps, whose rest are codes of values.
+constexpr int64_t kCodesAtOnce = 32;
 // The same in any form; int8 codes and nothing else have scales [N, 2, K, B, C], one for group_size channels.
 inline void check_stored(const Tensor& body, const OptionalTensor& scales, int64_t group_size) {
   check_body(body);
@@ -34,6 +37,7 @@ inline void check_stored(const Tensor& body, const OptionalTensor& scales, int64
               "body must be float32, bfloat16, float16 or int8, not ", body.scalar_type());
   TORCH_CHECK(scales.has_value() == (body.scalar_type() == at::kChar), "int8 codes have scales, nothing else has");
   if (!scales) return;
+  TORCH_CHECK(body.stride(1) >= kCodesAtOnce, "int8 blocks must have at least ", kCodesAtOnce, " codes of keys");
   check_body(*scales);
   TORCH_CHECK(group_size > 0 && scales->scalar_type() == at::kHalf && scales->size(0) == body.size(0) &&
                   scales->size(1) == 2 && scales->size(2) == body.size(2) && scales->size(3) == body.size(3) &&

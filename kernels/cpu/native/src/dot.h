@@ -62,7 +62,8 @@ struct IntegerSum {
 #endif
 
 // int8 codes times a query row of 16-bit integers, which keeps it twice as exact as bfloat16 does. Query rows are
-// padded with zeros to whole steps, and a row of codes is followed by other codes, so that no step has to be masked.
+// padded with zeros to whole steps, and a row of codes is followed by other codes (kCodesAtOnce), so that no step has
+// to be masked.
 template <>
 struct Dot<int8_t, BF16> : IntegerSum {
   using Element = int16_t;

@@ -31,7 +31,7 @@ std::tuple<Tensor, Tensor> stored_rotary_write(const Tensor& qkv, const Optional
                                                const OptionalTensor& body_scales, Tensor& tail, int64_t group_size,
                                                int64_t num_heads, const OptionalTensor& query_norm,
                                                const OptionalTensor& key_norm, double eps);
-// Whether `attention` multiplies by tiles from now on: if wanted and the system grants it. The CPU must have them.
+// Whether products are made by tiles from now on: if wanted and the system grants it. The CPU must have them.
 bool use_amx(bool wanted);
 
 Tensor tile_pack(const Tensor& weight);

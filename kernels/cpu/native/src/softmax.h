@@ -3,7 +3,6 @@
 #include <cmath>
 #include <limits>
 
-#include "paged.h"
 #include "simd.h"
 
 namespace v4flash {

@@ -100,7 +100,6 @@ template <class T>
 struct RegisterProduct {
   using Unit = typename Tile<T>::Unit;
   static constexpr int kRows = kTileRows;
-  static constexpr int kStep = 1;
   static constexpr int kColumns = kLanes;
 
   template <bool accumulate>

@@ -31,7 +31,8 @@ inline Tensor tile_rows(const Tensor& x, const Tensor& packed, int64_t num_outpu
   TORCH_CHECK(x.scalar_type() == rows && packed.scalar_type() == weights, "x and packed must be ", rows, " and ",
               weights, ", not ", x.scalar_type(), " and ", packed.scalar_type());
   const int64_t line = kLineBytes / x.element_size();
-  TORCH_CHECK(packed.size(0) == pieces(num_outputs, kOutputs) && packed.size(1) == pieces(x.size(1), line),
+  TORCH_CHECK(packed.size(0) == pieces(num_outputs, kOutputs) && packed.size(1) == pieces(x.size(1), line) &&
+                  packed.size(1) > 0 && packed.size(2) == 2 && packed.size(3) * packed.element_size() == kTileBytes,
               "packed is no weight of ", num_outputs, " outputs over ", x.size(1));
 #if defined(__AMX_BF16__)
   TORCH_CHECK(amx_in_use(), "the tile unit is not in use");
@@ -73,6 +74,7 @@ class TileGroup {
     } config;
     const uint8_t all[] = {upper, upper, lower, lower, upper, lower, 16, 16};
     std::copy_n(all, 8, config.rows);
+    memory_is_read();
     _tile_loadconfig(&config);
   }
 
