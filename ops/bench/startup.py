@@ -5,7 +5,7 @@ python ops/bench/startup.py --repetitions 3 --out out/bench
 cold: V4FLASH_KERNEL_CACHE is an empty folder, so the operations are compiled first; warm: the same folder, now filled;
 off: V4FLASH_ISA=none. The model's file and Python's are in the page cache in all of them (a first start, not counted,
 has read them). Beside a time stands the CPU time of the process and its compilers, which neighbours move less: about
-17 s for a warm start, two minutes and more for a cold one, so eight starts are some 5 minutes on two cores of their own
+8 s for a warm start, two minutes and more for a cold one, so eight starts are some 5 minutes on two cores of their own
 (expected, not timed), and each is given up after half an hour.
 """
 
