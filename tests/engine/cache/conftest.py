@@ -5,7 +5,7 @@ import hashlib
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +270,14 @@ class TokenCores:
 @pytest.fixture
 def cores(tmp_path: Path, disk: MemoryDisk) -> TokenCores:
     return TokenCores(tmp_path, disk)
+
+
+@pytest.fixture
+def core(cores: TokenCores) -> Iterator[EngineCore]:
+    """One that may meet sequences larger than its memory."""
+    opened = cores.open(max_model_len=1_000)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture

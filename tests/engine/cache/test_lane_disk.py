@@ -13,13 +13,6 @@ from engine.cache.readers import HUNG_SECONDS
 from engine.errors import CacheCapacityError
 
 
-@pytest.fixture
-def core(cores: Any) -> Any:
-    opened = cores.open(max_model_len=1_000)
-    yield opened
-    opened.close()
-
-
 def test_the_largest_that_is_taken_fits_whatever_others_write(cores: Any, long: Any) -> None:
     """Only the blocks that leave the memory are pinned, so there is room left on the SSD for others and for it."""
     core = cores.open(max_model_len=1_000, admission=ColdAdmission.FIRST)

@@ -3,19 +3,8 @@
 import time
 from typing import Any
 
-import pytest
-
 from engine.api import FinishReason, PriorityClass
 from engine.request import Request, RequestStatus
-
-LONG = 160  # tokens of `long`
-
-
-@pytest.fixture
-def core(cores: Any) -> Any:
-    opened = cores.open(max_model_len=1_000)
-    yield opened
-    opened.close()
 
 
 def test_one_is_in_the_lane_and_further_ones_wait(core: Any, cores: Any, long: Any) -> None:
@@ -62,7 +51,7 @@ def test_it_gives_way_to_a_large_request_that_is_urgent(core: Any, cores: Any, l
         ended += core.step().finished
     assert ended == [urgent, request] and request.num_preemptions == 1
     assert all(r.output_token_ids == cores.expected(r) for r in ended)
-    assert core.runner.num_computed < LONG + 70 + 80
+    assert core.runner.num_computed < request.num_prompt_tokens + 70 + 80
 
 
 def test_it_does_not_starve_behind_large_requests_that_keep_coming(core: Any, cores: Any, long: Any) -> None:
