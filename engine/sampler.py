@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
-from kernels.cpu.sampling import draw
+from kernels.cpu.sampling import draw, finite_rows, greedy
 from kernels.reference import sampling
 
 # Below this a temperature is greedy: the best token has all the probability that float32 can tell.
@@ -58,7 +58,7 @@ class Sampler:
             raise ValueError(f"logits are {tuple(logits.shape)}, expected {(len(rows), self._vocab_size)}")
         if not rows:
             return SampledTokens([], [])
-        finite = logits.sum(dim=1).isfinite()
+        finite = finite_rows(logits)
         errors = dict.fromkeys((~finite).nonzero().flatten().tolist(), "the model gave logits that are not finite")
         if errors:
             logits = torch.where(finite[:, None], logits, 0.0)
@@ -69,7 +69,7 @@ class Sampler:
     def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         random = [index for index, row in enumerate(rows) if not row.is_greedy]
         if not random:
-            return logits.argmax(dim=1)
+            return greedy(logits)
         params = [rows[index].params for index in random]
         drawn = draw(
             logits if len(random) == len(rows) else logits[random],
@@ -83,7 +83,7 @@ class Sampler:
         )
         if len(random) == len(rows):
             return drawn
-        chosen = logits.argmax(dim=1)
+        chosen = greedy(logits)
         chosen[random] = drawn
         return chosen
 

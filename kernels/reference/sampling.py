@@ -58,6 +58,16 @@ def penalise(
     return penalised - frequency[:, None] * output_counts - presence[:, None] * (output_counts > 0)
 
 
+def finite_rows(logits: Tensor) -> Tensor:
+    """[R] bool: whether all logits [R, V] of a row are finite."""
+    return logits.isfinite().all(dim=1)
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """[R] token ids of the largest logits [R, V], the first of equal ones; a NaN counts as the largest."""
+    return logits.argmax(dim=1)
+
+
 def draw(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
     """[R] token ids by inversion over the tokens sorted by falling probability (equal ones by id).
 

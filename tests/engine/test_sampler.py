@@ -71,6 +71,29 @@ def test_greedy_takes_the_best_token() -> None:
     assert chosen.token_ids[0] == int(table[0].argmax())
 
 
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, 256, 1_025, 49_152, 49_157])
+def test_greedy_rows_are_chosen_and_fail_each_by_itself(vocabulary: int) -> None:
+    """The first of equal best tokens, an error for any bad value, wherever it is: alone, together, and with gaps."""
+    table = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(5))
+    table[0, [vocabulary // 2, vocabulary - 1]] = 9.0
+    table[1] = 3.0
+    table[2, -1] = 9.0
+    table[4, -1], table[5, 0], table[6, vocabulary // 2] = torch.nan, torch.inf, -torch.inf
+    table[7, 1], table[7, -1] = torch.inf, -torch.inf
+    rows = [row(temperature=0.0)] * 9
+    sampler = Sampler(vocabulary)
+    expected = [table[i].tolist().index(float(table[i].max())) for i in (0, 1, 2, 3, 8)]
+    assert expected[:3] == [vocabulary // 2, 0, vocabulary - 1]
+    gaps = torch.full((9, 2 * vocabulary), torch.nan)
+    gaps[:, ::2] = table
+    for logits in (table, gaps[:, ::2]):
+        together = sampler.sample(logits, rows)
+        assert [together.token_ids[i] for i in (0, 1, 2, 3, 8)] == expected
+        alone = [sampler.sample(logits[i : i + 1], rows[:1]) for i in range(9)]
+        assert [one.token_ids[0] for one in alone] == together.token_ids
+        assert [i for i, one in enumerate(alone) if one.errors] == list(together.errors) == [4, 5, 6, 7]
+
+
 def test_draws_follow_the_probabilities() -> None:
     """Over 4,000 positions the shares of three tokens are what softmax says, within 3 points."""
     table = torch.tensor([0.5, 0.3, 0.2]).log().expand(4000, 3).contiguous()
