@@ -102,11 +102,14 @@ class Kernels(Protocol):
     name: str
     note: str  # the variant that runs, or why it is not the fastest
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False) -> Linear:
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False, tied: bool = False
+    ) -> Linear:
         """Prepare weight [out, in] and bias [out]: as it is for dense rows, with one scale per output channel for int8
         rows. Rotating the weight to fit rotated rows is done here. `wide` asks for products that are not rounded to
-        bfloat16, as logits should not be; a set that cannot gives rounded ones. Raises ValueError for a format that
-        this machine cannot compute right."""
+        bfloat16, as logits should not be; a set that cannot gives rounded ones. The weight of a `tied` one is kept
+        elsewhere too, so that a copy in another order would cost memory. Raises ValueError for a format that this
+        machine cannot compute right."""
 
     def add_rms_norm(
         self, residual: Tensor, delta: Product | None, weight: Tensor, eps: float, row_format: RowFormat

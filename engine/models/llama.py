@@ -51,15 +51,17 @@ class LlamaForCausalLM:
         if rotation or not spec.tie_word_embeddings:
             stored_as = embedding if spec.tie_word_embeddings else None
             head = weights.take("lm_head.weight", spec.vocab_size, spec.hidden_size, stored_as=stored_as)
-        self._head = self._linear("lm_head", head, None, wide=True)
+        self._head = self._linear("lm_head", head, None, wide=True, tied=head is self._embedding)
         self._norm = norm.to(self._head.row_format.dtype)
         self._cos, self._sin = rotary_tables(spec)
         mode.check_modules(self._modules)
 
-    def _linear(self, module: str, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False) -> Linear:
+    def _linear(
+        self, module: str, weight: Tensor, bias: Tensor | None = None, *, wide: bool = False, tied: bool = False
+    ) -> Linear:
         self._modules.add(module)
         row_format = self._mode.row_format(module, weight.shape[1])
-        return self._kernels.pack_linear(weight, bias, row_format, wide=wide)
+        return self._kernels.pack_linear(weight, bias, row_format, wide=wide, tied=tied)
 
     def _layer(self, weights: Weights, index: int) -> _Layer:
         spec, prefix = self.spec, f"model.layers.{index}"

@@ -24,7 +24,9 @@ class TorchKernels:
         self.note = note
         self._steps: list[CpuAttention | StoredAttention] = []  # of the latest plan, one for each form of a layer
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False) -> Linear:
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False, tied: bool = False
+    ) -> Linear:
         if row_format.is_int8:
             return make_int8_linear(*quantise_weight(weight, row_format.hadamard), bias, row_format)
         return make_linear(weight, bias, row_format)

@@ -61,7 +61,9 @@ class NativeKernels:
     def quantise(self, x: Tensor) -> QuantRows:
         return QuantRows(*self._ops.quantise_rows(x))
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False) -> Linear:
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False, tied: bool = False
+    ) -> Linear:
         if row_format.is_int8:
             codes, scales = quantise_weight(weight, row_format.hadamard)
             if self._ops.has_tiles:
@@ -69,10 +71,10 @@ class NativeKernels:
                 return make_tile_int8_linear(codes, scales, bias, row_format, self._ops, self.quantise, dtype)
             packed = make_int8_linear(codes, scales, bias, row_format, self.quantise)
             return FewRowsInt8Linear(packed, codes.contiguous(), self._ops) if self._few_rows else packed
-        if wide and bias is None and row_format is RowFormat.BF16:
+        if row_format is RowFormat.BF16 and self._ops.has_tiles and not tied:
+            return make_tile_linear(weight, bias, self._ops, torch.float32 if wide else torch.bfloat16)
+        if row_format is RowFormat.BF16 and wide and bias is None:
             return WideLinear(weight.to(torch.bfloat16).contiguous(), self._ops)
-        if self._ops.has_tiles and row_format is RowFormat.BF16:
-            return make_tile_linear(weight, bias, self._ops)
         return make_linear(weight, bias, row_format)
 
     def add_rms_norm(

@@ -18,17 +18,18 @@ _GATED_OUTPUTS = 128  # `tile_gate` works on 64 gates and their ups at a time
 
 @dataclass(frozen=True, slots=True)
 class TileLinear:
-    """x W^T + b over bfloat16 rows, summed in float32 and rounded once."""
+    """x W^T + b over bfloat16 rows, summed in float32 and rounded once to `dtype`."""
 
     weight: Tensor  # packed
     bias: Tensor | None  # [out] bfloat16
     num_outputs: int
     ops: NativeOps
+    dtype: torch.dtype
     row_format: RowFormat = RowFormat.BF16
 
     def __call__(self, rows: Rows) -> Tensor:
         assert isinstance(rows, Tensor), "a dense linear takes dense rows"
-        return self.ops.tile_linear(rows, self.weight, self.bias, self.num_outputs)
+        return self.ops.tile_linear(rows, self.weight, self.bias, self.num_outputs, self.dtype)
 
     def can_gate(self, row_format: RowFormat) -> bool:
         """Whether `gated` serves: as gate and up of a linear that takes such rows."""
@@ -84,10 +85,12 @@ class TileInt8Linear:
         return self.quantise(rows)
 
 
-def make_tile_linear(weight: Tensor, bias: Tensor | None, ops: NativeOps) -> TileLinear:
+def make_tile_linear(
+    weight: Tensor, bias: Tensor | None, ops: NativeOps, dtype: torch.dtype = torch.bfloat16
+) -> TileLinear:
     """Pack a weight [out, in] rounded to bfloat16, with a bias [out]."""
     packed = ops.tile_pack(weight.bfloat16().contiguous())
-    return TileLinear(packed, bias.bfloat16() if bias is not None else None, len(weight), ops)
+    return TileLinear(packed, bias.bfloat16() if bias is not None else None, len(weight), ops, dtype)
 
 
 def make_tile_int8_linear(

@@ -15,7 +15,9 @@ class ReferenceKernels:
     name = "reference"
     note = "slow, for comparison"
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False) -> Linear:
+    def pack_linear(
+        self, weight: Tensor, bias: Tensor | None, row_format: RowFormat, *, wide: bool = False, tied: bool = False
+    ) -> Linear:
         if row_format.is_int8:
             return quant.ReferenceInt8Linear(*quant.quantise_weight(weight, row_format.hadamard), bias, row_format)
         return layers.ReferenceLinear(weight, bias, row_format, torch.float32 if wide else weight.dtype)

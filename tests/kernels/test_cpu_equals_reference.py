@@ -51,13 +51,14 @@ def test_linear_equals_its_twin(name: str, dtype: torch.dtype, num_rows: int) ->
 
 
 @pytest.mark.usefixtures("ops")
+@pytest.mark.parametrize("tied", [False, True])
 @torch.inference_mode()
-def test_logits_are_not_rounded_to_bfloat16_where_operations_are_compiled() -> None:
-    """Wide products are those of float32 over the same bfloat16 rows and weight."""
+def test_logits_are_not_rounded_to_bfloat16_where_operations_are_compiled(tied: bool) -> None:
+    """Wide products are those of float32 over the same bfloat16 rows and weight, packed or as it lies."""
     torch.manual_seed(6)
     weight, x = torch.randn(131, 48).bfloat16(), torch.randn(5, 48).bfloat16()
     ours, twin = (
-        dense(k.pack_linear(weight, None, RowFormat.BF16, wide=True)(x))
+        dense(k.pack_linear(weight, None, RowFormat.BF16, wide=True, tied=tied)(x))
         for k in (select_kernels("cpu", prefer="cpu-native"), REFERENCE)
     )
     assert_near(ours, twin, "linear", torch.float32)

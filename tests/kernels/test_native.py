@@ -187,6 +187,8 @@ def test_products_of_tiles_equal_those_of_float32(
     twin, packed = x.float() @ weight.float().T, tile_ops.tile_pack(weight)
     assert_near(tile_ops.tile_linear(x, packed, None, num_outputs), twin, "linear")
     assert_near(tile_ops.tile_linear(x, packed, bias, num_outputs), twin + bias.float(), "linear")
+    wide = tile_ops.tile_linear(x, packed, bias, num_outputs, torch.float32)
+    torch.testing.assert_close(wide, twin + bias.float(), rtol=1e-5, atol=1e-4)
     poisoned = torch.cat([x, torch.full((1, width), float("nan")).bfloat16()])
     assert_near(tile_ops.tile_linear(poisoned, packed, None, num_outputs)[:-1], twin, "linear")
     rows = torch.randint(0, 256, (num_rows, width), dtype=torch.uint8)
@@ -305,7 +307,7 @@ def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
     torch.library.opcheck(v4flash.tile_pack.default, (codes,))
     if ops.has_tiles:
         rows, zeros = torch.ones(3, 65, dtype=torch.uint8), torch.zeros(7, **int32)
-        torch.library.opcheck(v4flash.tile_linear.default, (dense[:3], ops.tile_pack(dense), None, 7))
+        torch.library.opcheck(v4flash.tile_linear.default, (dense[:3], ops.tile_pack(dense), None, 7, torch.float32))
         torch.library.opcheck(
             v4flash.tile_linear_int8.default, (rows, ops.tile_pack(codes), torch.ones(7), zeros, torch.bfloat16)
         )

@@ -98,8 +98,8 @@ def tile_pack(weight: Tensor) -> Tensor:
     return weight.new_empty((strips, steps, 2, 1024 // weight.itemsize))
 
 
-def tile_linear(x: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
-    return x.new_empty((x.shape[0], num_outputs))
+def tile_linear(x: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int, dtype: torch.dtype) -> Tensor:
+    return x.new_empty((x.shape[0], num_outputs), dtype=dtype)
 
 
 def tile_linear_int8(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:

@@ -141,9 +141,12 @@ class NativeOps:
         """Weight [O, X] bfloat16 or int8 in the order in which the tile unit multiplies, padded with zeros."""
         return _tensor(torch.ops.v4flash.tile_pack(weight))
 
-    def tile_linear(self, x: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
-        """x [T, X] bfloat16 times a packed bfloat16 weight, plus bias [O] bfloat16 -> [T, O] bfloat16, rounded once."""
-        return _tensor(torch.ops.v4flash.tile_linear(x, packed, bias, num_outputs))
+    def tile_linear(
+        self, x: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int, dtype: torch.dtype = torch.bfloat16
+    ) -> Tensor:
+        """x [T, X] bfloat16 times a packed bfloat16 weight, plus bias [O] bfloat16 -> [T, O], rounded once to `dtype`,
+        float32 or bfloat16."""
+        return _tensor(torch.ops.v4flash.tile_linear(x, packed, bias, num_outputs, dtype))
 
     def tile_linear_int8(
         self, x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, dtype: torch.dtype = torch.float32

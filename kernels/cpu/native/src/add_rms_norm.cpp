@@ -94,7 +94,7 @@ std::tuple<Tensor, Tensor> add_rms_norm_int8(Tensor& residual, const OptionalTen
     const T* w = weight.const_data_ptr<T>();
     for_rows(norm.num_rows, norm.width, [&](int64_t begin, int64_t end) {
       Scratch& scratch = Scratch::of_thread<Norm>();
-      scratch.reset(Scratch::padded<float>(norm.width));
+      scratch.reset();
       float* normed = scratch.take<float>(norm.width);
       for (int64_t t = begin; t < end; ++t) {
         const Vec scale = set(norm.add(t, eps));

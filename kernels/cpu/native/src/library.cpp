@@ -32,7 +32,8 @@ TORCH_LIBRARY(v4flash, m) {
   define("matvec(Tensor x, Tensor weight, Tensor? weight_scales, Tensor? x_scales) -> Tensor", v4flash::matvec);
   define("wide_linear(Tensor x, Tensor weight) -> Tensor", v4flash::wide_linear);
   define("tile_pack(Tensor weight) -> Tensor", v4flash::tile_pack);
-  define("tile_linear(Tensor x, Tensor packed, Tensor? bias, int num_outputs) -> Tensor", v4flash::tile_linear);
+  define("tile_linear(Tensor x, Tensor packed, Tensor? bias, int num_outputs, ScalarType dtype) -> Tensor",
+         v4flash::tile_linear);
   define("tile_linear_int8(Tensor x, Tensor packed, Tensor scales, Tensor zeros, ScalarType dtype) -> Tensor",
          v4flash::tile_linear_int8);
   define("tile_gate(Tensor x, Tensor packed) -> Tensor", v4flash::tile_gate);

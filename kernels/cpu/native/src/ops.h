@@ -35,7 +35,8 @@ std::tuple<Tensor, Tensor> stored_rotary_write(const Tensor& qkv, const Optional
 bool use_amx(bool wanted);
 
 Tensor tile_pack(const Tensor& weight);
-Tensor tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bias, int64_t num_outputs);
+Tensor tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bias, int64_t num_outputs,
+                   at::ScalarType dtype);
 Tensor tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& zeros,
                         at::ScalarType dtype);
 Tensor tile_gate(const Tensor& x, const Tensor& packed);

@@ -49,13 +49,11 @@ class Scratch {
     thread_local Scratch scratch;
     return scratch;
   }
-  // Gives everything back for new use. There is one block for the next owner then, of `bytes` or what the last one
-  // took.
-  void reset(int64_t bytes = 0) {
-    const int64_t num_lines = std::max(lines_of(bytes), taken_);
-    if (blocks_.size() != 1 || num_lines > size_) {
+  // Gives everything back for new use. There is one block then, of what was taken.
+  void reset() {
+    if (blocks_.size() != 1 || taken_ > size_) {
       blocks_.clear();
-      add_block(num_lines);
+      add_block(taken_);
     }
     next_ = blocks_[0].get();
     left_ = size_;
@@ -63,7 +61,7 @@ class Scratch {
   }
   template <class T>
   T* take(int64_t count) {
-    const int64_t num_lines = lines_of(padded<T>(count));
+    const int64_t num_lines = (count * static_cast<int64_t>(sizeof(T)) + kLineBytes - 1) / kLineBytes;
     if (num_lines > left_) add_block(num_lines);
     Line* piece = next_;
     next_ += num_lines;
@@ -71,17 +69,12 @@ class Scratch {
     taken_ += num_lines;
     return reinterpret_cast<T*>(piece);
   }
-  template <class T>
-  static int64_t padded(int64_t count) {
-    return lines_of(count * static_cast<int64_t>(sizeof(T))) * kLineBytes;
-  }
 
  private:
   static constexpr int64_t kLineBytes = 64;
   struct alignas(kLineBytes) Line {
     char bytes[kLineBytes];
   };
-  static int64_t lines_of(int64_t bytes) { return (bytes + kLineBytes - 1) / kLineBytes; }
   void add_block(int64_t num_lines) {
     blocks_.emplace_back(new Line[static_cast<size_t>(num_lines)]);
     next_ = blocks_.back().get();

@@ -57,7 +57,7 @@ std::tuple<Tensor, Tensor> silu_mul_int8(const Tensor& gate_up, const OptionalTe
     const auto* from = gate_up.const_data_ptr<decltype(element)>();
     for_rows(num_rows, width * kCostOfElement, [&](int64_t begin, int64_t end) {
       Scratch& scratch = Scratch::of_thread<class Silu>();
-      scratch.reset(Scratch::padded<float>(width));
+      scratch.reset();
       float* row = scratch.take<float>(width);
       for (int64_t t = begin; t < end; ++t) {
         gate_row(from + 2 * t * width, width, row_scales ? row_scales[t] : 1.f, row);

@@ -65,7 +65,7 @@ std::tuple<Tensor, Tensor> tile_gate_int8(const Tensor& x, const Tensor& x_scale
 #if defined(__AMX_INT8__)
   Scratch& scratch = Scratch::of_thread<class Gate>();
   const int64_t num_blocks = width / kColumns;
-  scratch.reset(Scratch::padded<float>(num_rows * width) + Scratch::padded<float>(num_rows * num_blocks));
+  scratch.reset();
   float* const hidden = scratch.take<float>(num_rows * width);
   float* const magnitudes = scratch.take<float>(num_rows * num_blocks);
   const float *row_scale = x_scales.const_data_ptr<float>(), *scale = scales.const_data_ptr<float>();

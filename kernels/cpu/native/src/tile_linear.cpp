@@ -33,6 +33,11 @@ void for_products(int64_t begin, int64_t count, int64_t output, int64_t num_outp
   });
 }
 
+Tensor empty_products(const Tensor& x, int64_t num_outputs, at::ScalarType dtype) {
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "dtype must be float32 or bfloat16, not ", dtype);
+  return at::empty({x.size(0), num_outputs}, x.options().dtype(dtype));
+}
+
 }  // namespace
 
 Tensor tile_pack(const Tensor& weight) {
@@ -57,21 +62,24 @@ Tensor tile_pack(const Tensor& weight) {
   return out;
 }
 
-Tensor tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bias, int64_t num_outputs) {
+Tensor tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bias, int64_t num_outputs,
+                   at::ScalarType dtype) {
   const Tensor rows = tile_rows(x, packed, num_outputs, at::kBFloat16, at::kBFloat16);
   if (bias) check_vector(*bias, at::kBFloat16, num_outputs, "bias");
-  Tensor out = at::empty({x.size(0), num_outputs}, x.options());
+  Tensor out = empty_products(x, num_outputs, dtype);
 #if defined(__AMX_BF16__)
-  BF16* to = out.mutable_data_ptr<BF16>();
   const BF16* added = bias ? bias->const_data_ptr<BF16>() : nullptr;
-  multiply_tiles<false>(
-      rows, Strips(packed), [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
-        for_products(begin, count, output, num_outputs, products,
-                     [=](int64_t t, int64_t o, const int32_t* sums, int lanes) {
-                       const Vec x = load(reinterpret_cast<const float*>(sums));
-                       store_lanes(to + t * num_outputs + o, added ? x + load_lanes(added + o, lanes) : x, lanes);
-                     });
-      });
+  by_dtype(dtype, [&](auto element) {
+    auto* to = out.mutable_data_ptr<decltype(element)>();
+    multiply_tiles<false>(
+        rows, Strips(packed), [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
+          for_products(begin, count, output, num_outputs, products,
+                       [=](int64_t t, int64_t o, const int32_t* sums, int lanes) {
+                         const Vec x = load(reinterpret_cast<const float*>(sums));
+                         store_lanes(to + t * num_outputs + o, added ? x + load_lanes(added + o, lanes) : x, lanes);
+                       });
+        });
+  });
 #endif
   return out;
 }
@@ -82,8 +90,7 @@ Tensor tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& sca
   const Tensor rows = tile_rows(x, packed, num_outputs, at::kByte, at::kChar);
   check_vector(scales, at::kFloat, num_outputs, "scales");
   check_vector(zeros, at::kInt, num_outputs, "zeros");
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "dtype must be float32 or bfloat16, not ", dtype);
-  Tensor out = at::empty({x.size(0), num_outputs}, x.options().dtype(dtype));
+  Tensor out = empty_products(x, num_outputs, dtype);
 #if defined(__AMX_INT8__)
   const float* scale = scales.const_data_ptr<float>();
   const int32_t* zero = zeros.const_data_ptr<int32_t>();

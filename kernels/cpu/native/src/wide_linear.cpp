@@ -53,7 +53,7 @@ void multiply_rows(const Packed::Unit* columns, int64_t num_rows, const BF16* we
     struct Owner {};
     Scratch& scratch = Scratch::of_thread<Owner>();
     constexpr int64_t kProducts = (Product::kRows + kLanes - 1) / kLanes * kLanes * kTileKeys;
-    scratch.reset(Scratch::padded<float>(kProducts) + Scratch::padded<Packed::Unit>(Product::kRows * num_units));
+    scratch.reset();
     float* products = scratch.take<float>(kProducts);
     auto* lines = scratch.take<Packed::Unit>(Product::kRows * num_units);
     [[maybe_unused]] const Product set_up;
@@ -90,7 +90,7 @@ Tensor wide_linear(const Tensor& x, const Tensor& weight) {
   struct Owner {};
   Scratch& scratch = Scratch::of_thread<Owner>();
   const int64_t num_padded = (num_rows + kTileKeys - 1) / kTileKeys * kTileKeys;
-  scratch.reset(Scratch::padded<Packed::Unit>(num_units * num_padded));
+  scratch.reset();
   auto* columns = scratch.take<Packed::Unit>(num_units * num_padded);
   for (int64_t t = 0; t < num_rows; t += kTileKeys) {
     const int count = static_cast<int>(std::min<int64_t>(kTileKeys, num_rows - t));
