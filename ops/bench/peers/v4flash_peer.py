@@ -22,12 +22,19 @@ ROWS = 256  # tokens of a step of the likelihood: their logits take 50 MB
 
 class V4flashPeer:
     def __init__(self, setup: Setup) -> None:
-        self._config = EngineConfig(num_blocks=2048, max_num_seqs=64, max_num_batched_tokens=1024, max_model_len=2048)
+        kv_cache_dtype = "int8" if setup.precision == "int8" else "auto"  # OpenVINO keeps eight bits too
+        self._config = EngineConfig(
+            num_blocks=2048,
+            max_num_seqs=64,
+            max_num_batched_tokens=1024,
+            max_model_len=2048,
+            kv_cache_dtype=kv_cache_dtype,
+        )
         self._model = load_model(bundled_model_path(), dtype=setup.precision)
         self._core: EngineCore | None = None
         self._root = root_hash(tenant="", model_digest="bench", layout_id="bench")
         self.name = f"v4flash {version('v4flash')}, torch {torch.__version__}"
-        self.settings = {"max_num_batched_tokens": "1024"}
+        self.settings = {"max_num_batched_tokens": "1024", "kv_cache_dtype": kv_cache_dtype}
 
     def generate(self, prompts: list[Prompt]) -> Clock:
         if self._core is None:
@@ -51,7 +58,8 @@ class V4flashPeer:
         """Through the same paged cache and kernels as an answer, in prefill steps of ROWS tokens."""
         size = self._config.block_size
         num_blocks = -(-max(map(len, windows)) // size)
-        cache = KVCacheMemory(self._model.cache_spec(size), num_blocks, num_tails=1)
+        spec = self._model.cache_spec(size, self._config.kv_cache_dtype, self._config.kv_cache_group_size)
+        cache = KVCacheMemory(spec, num_blocks, num_tails=1)
         total, count = 0.0, 0
         for window in windows:
             for start in range(0, len(window) - 1, ROWS):
