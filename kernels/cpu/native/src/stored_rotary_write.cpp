@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "attention_checks.h"
@@ -19,6 +20,7 @@ struct Piece {
   int64_t exact_row;           // at which the block begins
   int64_t num_old, num_kept;   // rows of the block before the step and after it
   int64_t block, tail_slot;
+  bool goes_on;  // the sequence has rows in the next block as well, whose piece may write to the same tail
 };
 
 struct Shape {
@@ -33,22 +35,51 @@ inline uint16_t scale_bits(float largest) {
   return std::max(bits, kSmallest);
 }
 
+// x / scale for a float16 scale, rounded as a division rounds, in a fraction of its time: what the product leaves is
+// known exactly, and with the eleven bits of a scale no quotient is so near the middle of two floats that its
+// correction could go astray.
+inline Vec quotient(Vec x, Vec scale, Vec inverse) {
+  const Vec q = x * inverse;
+  return fma(fma(zero() - q, scale, x), inverse, q);
+}
+
+// The rows of one key or value head in a full block, each `stride` after the one before. All scales are found before
+// the first is used: a row that waits for its own would keep the CPU from beginning the next.
 template <class T, class S>
-void store_row(const Shape& shape, const T* from, S* to, F16* scales) {
+void store_rows(const Shape& shape, const T* from, int64_t stride, S* to, F16* scales) {
+  const int64_t num_rows = shape.block_size, dim = shape.head_dim;
   if constexpr (std::is_same_v<S, int8_t>) {
-    for (int64_t g = 0; g < shape.num_groups; ++g) {
-      const int64_t first = g * shape.group_size, dim = std::min(shape.group_size, shape.head_dim - first);
-      Vec largest = zero();
-      for_lanes(dim,
-                [&](int64_t i, int lanes) { largest = max_magnitude(largest, load_lanes(from + first + i, lanes)); });
-      scales[g] = F16(scale_bits(reduce_max_magnitude(largest)), F16::from_bits());
-      const Vec scale = set(static_cast<float>(scales[g]));
-      for_lanes(dim, [&](int64_t i, int lanes) {
-        store_lanes(to + first + i, load_lanes(from + first + i, lanes) / scale, lanes);
-      });
+    const int64_t num_groups = shape.num_groups, group_size = shape.group_size;
+    const auto group_dim = [&](int64_t g) { return std::min(group_size, dim - g * group_size); };
+    for (int64_t j = 0; j < num_rows; ++j) {
+      for (int64_t g = 0; g < num_groups; ++g) {
+        const T* row = from + j * stride + g * group_size;
+        Vec largest = zero();
+        for_lanes(group_dim(g),
+                  [&](int64_t i, int lanes) { largest = max_magnitude(load_lanes(row + i, lanes), largest); });
+        scales[j * num_groups + g] = F16(scale_bits(reduce_max_magnitude(largest)), F16::from_bits());
+      }
+    }
+    for (int64_t j = 0; j < num_rows; ++j) {
+      for (int64_t g = 0; g < num_groups; ++g) {
+        const T* row = from + j * stride + g * group_size;
+        S* codes = to + j * dim + g * group_size;
+        const auto value = static_cast<float>(scales[j * num_groups + g]);
+        const Vec scale = set(value), inverse = set(1.f / value);
+        if (value < kLargestF16) {
+          for_lanes(group_dim(g), [&](int64_t i, int lanes) {
+            store_lanes(codes + i, quotient(load_lanes(row + i, lanes), scale, inverse), lanes);
+          });
+        } else {  // there may be infinity, or NaN
+          for_lanes(group_dim(g),
+                    [&](int64_t i, int lanes) { store_lanes(codes + i, load_lanes(row + i, lanes) / scale, lanes); });
+        }
+      }
     }
   } else {
-    for_lanes(shape.head_dim, [&](int64_t i, int lanes) { store_lanes(to + i, load_lanes(from + i, lanes), lanes); });
+    for (int64_t j = 0; j < num_rows; ++j, from += stride, to += dim) {
+      for_lanes(dim, [&](int64_t i, int lanes) { store_lanes(to + i, load_lanes(from + i, lanes), lanes); });
+    }
   }
 }
 
@@ -64,26 +95,32 @@ struct OpenRows {
   T* tail_row(int64_t slot, int64_t kv_row, int64_t offset) const {
     return tail + ((slot * shape.num_kv_rows + kv_row) * (shape.block_size - 1) + offset) * shape.head_dim;
   }
+  // Rows are too short for the call that a copy of unknown length becomes.
+  void copy_row(const T* from, T* to) const {
+    constexpr int64_t kChunk = 32;
+    int64_t i = 0;
+    for (; i + kChunk <= shape.head_dim; i += kChunk) std::memcpy(to + i, from + i, kChunk * sizeof(T));
+    if (i < shape.head_dim) std::copy_n(from + i, shape.head_dim - i, to + i);
+  }
   void fetch_old(const Piece& piece) const {
     for (int64_t j = 0; j < piece.num_old; ++j) {
       for (int64_t k = 0; k < shape.num_kv_rows; ++k) {
-        std::copy_n(tail_row(piece.tail_slot, k, j), shape.head_dim, exact_row(piece.exact_row + j, k));
+        copy_row(tail_row(piece.tail_slot, k, j), exact_row(piece.exact_row + j, k));
       }
     }
   }
   template <class S>
   void keep(const Piece& piece, S* body, F16* scales) const {
-    const bool is_full = piece.num_kept == shape.block_size;
     for (int64_t k = 0; k < shape.num_kv_rows; ++k) {
-      for (int64_t j = is_full ? 0 : piece.num_old; j < piece.num_kept; ++j) {
-        const T* from = exact_row(piece.exact_row + j, k);
-        if (is_full) {
-          const int64_t row = k * shape.block_size + j;
-          store_row(shape, from, body + piece.block * shape.block_stride + row * shape.head_dim,
-                    scales + piece.block * shape.scale_stride + row * shape.num_groups);
-        } else {
-          std::copy_n(from, shape.head_dim, tail_row(piece.tail_slot, k, j));
-        }
+      if (piece.num_kept == shape.block_size) {
+        const int64_t row = k * shape.block_size;
+        store_rows(shape, exact_row(piece.exact_row, k), shape.num_kv_rows * shape.head_dim,
+                   body + piece.block * shape.block_stride + row * shape.head_dim,
+                   scales + piece.block * shape.scale_stride + row * shape.num_groups);
+        continue;
+      }
+      for (int64_t j = piece.num_old; j < piece.num_kept; ++j) {
+        copy_row(exact_row(piece.exact_row + j, k), tail_row(piece.tail_slot, k, j));
       }
     }
   }
@@ -101,7 +138,7 @@ std::vector<Piece> cut(const Tensor& starts, const Tensor& lens, const Tensor& t
     for (int64_t position = first, row = start[s]; position < len[s];) {
       const int64_t old = position % size, end = std::min<int64_t>(len[s], position - old + size);
       pieces.push_back({row, row + end - position, num_exact, old, old + end - position,
-                        table[s * tables.size(1) + position / size], slot[s]});
+                        table[s * tables.size(1) + position / size], slot[s], end < len[s]});
       num_exact += pieces.back().num_kept;
       row += end - position;
       position = end;
@@ -142,12 +179,15 @@ std::tuple<Tensor, Tensor> stored_rotary_write(const Tensor& qkv, const Optional
     using T = decltype(element);
     const OpenRows<T> open{shape, exact.mutable_data_ptr<T>(), tail.mutable_data_ptr<T>()};
     T* to = query.mutable_data_ptr<T>();
-    for (const Piece& piece : pieces) open.fetch_old(piece);  // before the tail of any is written to
+    for (const Piece& piece : pieces) {
+      if (piece.goes_on) open.fetch_old(piece);  // before the last piece of the sequence writes to the tail
+    }
     const auto num_pieces = static_cast<int64_t>(pieces.size());
     for_rows(num_pieces, rows.width * rows.num_rows / std::max<int64_t>(1, num_pieces),
              [&](int64_t begin, int64_t end) {
                for (int64_t p = begin; p < end; ++p) {
                  const Piece& piece = pieces[static_cast<size_t>(p)];
+                 if (!piece.goes_on) open.fetch_old(piece);
                  rows.split(piece.first_row, piece.end_row, to, [&](int64_t t) {
                    T* keys = open.exact_row(piece.exact_row + piece.num_old + t - piece.first_row, 0);
                    return KeyValueRow<T>{keys, keys + num_kv_heads * dim, dim};
