@@ -1,7 +1,7 @@
 """Caches whose full blocks are stored in another form than the one computed in: every kernel set reads and writes the
 same, on odd sizes, over several steps, and in memory poisoned by NaN."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import pytest
@@ -269,6 +269,33 @@ def test_the_own_block_is_read_in_compute_dtype_and_those_before_as_stored(name:
     with_own = AttentionRows(rows.query, rows.exact.clone().index_fill_(0, torch.tensor([4]), 3.0))  # type: ignore[union-attr]
     changed = (kernels.attention(with_own, layer, plan) - after).flatten(1).abs().amax(1) > 0
     assert changed.tolist() == [False] * 4 + [True] * 4 + [False] * 4
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [Shape(64, 64), Shape(48, 40, group_size=16)], ids=str)
+@torch.inference_mode()
+def test_codes_are_to_the_bit_those_of_a_division(name: str, compute: torch.dtype, shape: Shape) -> None:
+    """Also where a value lies in the middle of two codes, for scales of all sizes."""
+    torch.manual_seed(15)
+    size, dim = shape.block_size, shape.head_dim
+    layer = poisoned(2, 1, shape, compute, torch.int8)
+    plan = Sequences([size], shape).plan({0: size})
+    plan = replace(plan, cos=torch.ones_like(plan.cos), sin=torch.zeros_like(plan.sin))
+    scale = torch.logspace(-6, 2, size).half().float()[:, None]
+    middles = (torch.randint(-126, 126, (size, (GROUP + 2) * NUM_KV_HEADS * dim)) + 0.5) * scale
+    middles[:, :: shape.group_size // 2] = 127 * scale  # so that it is the scale of every group
+    qkv = middles.to(compute)
+    exact = select_kernels("cpu", prefer=name).rotary_write_kv(qkv, None, layer, plan).exact
+    assert exact is not None
+    codes, scales = quantise_kv(exact.permute(1, 2, 0, 3), shape.group_size)
+    block = plan.block_tables[0, 0]
+    assert torch.equal(layer.body[block], codes)
+    assert layer.scales is not None
+    assert torch.equal(layer.scales[block], scales)
+    if compute is torch.float32:
+        quotients = exact[:, 0, 0, 1] / scale[:, 0]
+        assert (quotients % 1 == 0.5).all(), "no value lies in a middle: the test shows nothing"
 
 
 def test_int8_is_exact_at_zero_and_off_by_half_a_level_at_most() -> None:

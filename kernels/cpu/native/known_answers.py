@@ -100,16 +100,19 @@ def _matvec(ops: NativeOps, generator: torch.Generator) -> bool:
 
 
 def _tile_linear(ops: NativeOps, generator: torch.Generator) -> bool:
-    """Rows and outputs that fill no tile, in both formats; sums of the largest bytes are exact."""
+    """Rows and outputs that fill no tile, in both formats, rounded or not; sums of the largest bytes are exact."""
     x = torch.randn(19, _WIDTH + 1, generator=generator).bfloat16()
     weight = torch.randn(37, _WIDTH + 1, generator=generator).bfloat16()
     rows = torch.full((19, _WIDTH + 1), 255, dtype=torch.uint8)
     codes = torch.full((37, _WIDTH + 1), 127, dtype=torch.int8)
     ones, zeros = torch.ones(37), 128 * codes.sum(1, dtype=torch.int32)
     exact = torch.full((19, 37), (255.0 - 128) * 127 * (_WIDTH + 1))
-    return _near(
-        ops.tile_linear(x, ops.tile_pack(weight), None, 37), x.float() @ weight.float().T, 0.25
-    ) and torch.equal(ops.tile_linear_int8(rows, ops.tile_pack(codes), ones, zeros), exact)
+    packed, twin = ops.tile_pack(weight), x.float() @ weight.float().T
+    return (
+        _near(ops.tile_linear(x, packed, None, 37), twin, 0.25)
+        and _near(ops.tile_linear(x, packed, None, 37, torch.float32), twin, 1e-3)
+        and torch.equal(ops.tile_linear_int8(rows, ops.tile_pack(codes), ones, zeros), exact)
+    )
 
 
 def _tile_gate(ops: NativeOps, generator: torch.Generator) -> bool:

@@ -32,7 +32,7 @@ class TileRows {
     scratch.reset();
     query_ = scratch.take<Unit>(kSlabRows * depth_);
     values_ = scratch.take<float>(kSlabRows * value_rows_);
-    max_ = scratch.take<float>(kSlabRows);
+    top_ = scratch.take<float>(kSlabRows);
     sum_ = scratch.take<float>(kSlabRows);
     keys_ = scratch.take<Unit>(kTileKeys * depth_);
     packed_values_ = scratch.take<Unit>(value_rows_ * kKeyUnits);
@@ -80,10 +80,10 @@ class TileRows {
         for (int i = 0; i < kLanes; ++i) block[i] = load(from + (d + i) * kGroup);
         TileStrips::keep_awake();
         transpose(block);
-        for (int i = 0; i < kLanes; ++i) store(result_ + i * value_rows_ + d, block[i]);
+        for (int i = 0; i < kLanes; ++i) store(result_ + i * value_rows_ + d, block[i] * set(TileSoftmax::kOne));
       }
       for (int64_t r = row; r < std::min(row + kLanes, task.num_rows); ++r) {
-        finish(r, Partial{max_[r] + TileSoftmax::kHeadroom, sum_[r], result_ + (r - row) * value_rows_});
+        finish(r, Partial{top_[r] * layer_.scale, sum_[r] * TileSoftmax::kOne, result_ + (r - row) * value_rows_});
       }
     }
   }
@@ -105,7 +105,7 @@ class TileRows {
     }
     const int64_t num_rows = up(task.num_rows, kGroup);
     std::fill_n(values_, num_rows * value_rows_, 0.f);
-    std::fill_n(max_, num_rows, kLowest);
+    std::fill_n(top_, num_rows, kLowest);
     std::fill_n(sum_, num_rows, 0.f);
   }
 
@@ -177,19 +177,19 @@ class TileRows {
   void soften(int64_t row, int i, int64_t num_keys) {
     const float* scores = scores_[turn_] + i;
     Unit* to = probs_[turn_] + i;
-    const Vec top = load(max_ + row + i), before = load(sum_ + row + i);
+    const Vec top = load(top_ + row + i), before = load(sum_ + row + i);
     Vec sum = before;
     const auto weigh = [&](Vec above) {
       return softmax_.weigh(scores, to, kGroup, num_keys, above, sum, [this] { multiply_some(); });
     };
     if (!weigh(top)) {
       const Vec raised = softmax_.raised(top, scores, kGroup, num_keys);
-      const Vec shrink = exp2<Precision::kF32>(top - raised);
+      const Vec shrink = exp2<Precision::kF32>(softmax_.exponent(top, raised));
       float* values = values_ + row * value_rows_ + i;
       for (int64_t d = 0; d < value_rows_; ++d) store(values + d * kGroup, load(values + d * kGroup) * shrink);
       sum = before * shrink;
       weigh(raised);
-      store(max_ + row + i, raised);
+      store(top_ + row + i, raised);
     }
     store(sum_ + row + i, sum);
   }
@@ -208,7 +208,7 @@ class TileRows {
   TileStrips gathering_, scoring_;
   int turn_ = 0;  // which scores and probabilities are those of the present group
   Unit *query_, *probs_[2], *keys_, *packed_values_;
-  float *values_, *max_, *sum_, *scores_[2], *result_;
+  float *values_, *top_, *sum_, *scores_[2], *result_;
   BF16* zeros_;
 };
 

@@ -25,17 +25,39 @@ struct Strips {
   TwoColumns pair(int64_t task, int64_t) const { return {first(task), first(task) + kTileBytes, task * kOutputs}; }
 };
 
-// f(row, output, products, lanes) for some rows of a strip and those of its outputs that there are.
-template <class F>
-void for_products(int64_t begin, int64_t count, int64_t output, int64_t num_outputs, const int32_t* products, F f) {
-  for_lanes(std::min(kOutputs, num_outputs - output), [&](int64_t i, int lanes) {
-    for (int64_t r = 0; r < count; ++r) f(begin + r, output + i, products + r * kOutputs + i, lanes);
-  });
+#if defined(__AMX_BF16__)
+template <bool is_int8>
+Vec sums_of(const int32_t* products, const int32_t* zeros, int lanes) {
+  if constexpr (!is_int8) return load(reinterpret_cast<const float*>(products));
+  const __m512i added = _mm512_maskz_loadu_epi32(first_lanes(lanes), zeros);
+  return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(products), added));
 }
+#endif
 
-Tensor empty_products(const Tensor& x, int64_t num_outputs, at::ScalarType dtype) {
+// finished(sums, output, lanes) of x times the weight, less `zeros` [O] in int8 -> [T, O] rounded to `dtype`.
+template <bool is_int8, class Finished>
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_outputs, const int32_t* zeros, at::ScalarType dtype,
+              Finished finished) {
+  const auto rows_dtype = is_int8 ? at::kByte : at::kBFloat16, weight_dtype = is_int8 ? at::kChar : at::kBFloat16;
+  const Tensor rows = tile_rows(x, packed, num_outputs, rows_dtype, weight_dtype);
   TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "dtype must be float32 or bfloat16, not ", dtype);
-  return at::empty({x.size(0), num_outputs}, x.options().dtype(dtype));
+  Tensor out = at::empty({x.size(0), num_outputs}, x.options().dtype(dtype));
+#if defined(__AMX_BF16__)
+  by_dtype(dtype, [&](auto element) {
+    auto* to = out.mutable_data_ptr<decltype(element)>();
+    const auto finish = [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
+      for_lanes(std::min(kOutputs, num_outputs - output), [&](int64_t i, int lanes) {
+        const int64_t o = output + i;
+        for (int64_t r = 0; r < count; ++r) {
+          const Vec sums = sums_of<is_int8>(products + r * kOutputs + i, zeros + o, lanes);
+          store_lanes(to + (begin + r) * num_outputs + o, finished(sums, o, lanes), lanes);
+        }
+      });
+    };
+    multiply_tiles<is_int8>(rows, Strips(packed), finish);
+  });
+#endif
+  return out;
 }
 
 }  // namespace
@@ -64,50 +86,21 @@ Tensor tile_pack(const Tensor& weight) {
 
 Tensor tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bias, int64_t num_outputs,
                    at::ScalarType dtype) {
-  const Tensor rows = tile_rows(x, packed, num_outputs, at::kBFloat16, at::kBFloat16);
   if (bias) check_vector(*bias, at::kBFloat16, num_outputs, "bias");
-  Tensor out = empty_products(x, num_outputs, dtype);
-#if defined(__AMX_BF16__)
   const BF16* added = bias ? bias->const_data_ptr<BF16>() : nullptr;
-  by_dtype(dtype, [&](auto element) {
-    auto* to = out.mutable_data_ptr<decltype(element)>();
-    multiply_tiles<false>(
-        rows, Strips(packed), [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
-          for_products(begin, count, output, num_outputs, products,
-                       [=](int64_t t, int64_t o, const int32_t* sums, int lanes) {
-                         const Vec x = load(reinterpret_cast<const float*>(sums));
-                         store_lanes(to + t * num_outputs + o, added ? x + load_lanes(added + o, lanes) : x, lanes);
-                       });
-        });
+  return linear<false>(x, packed, num_outputs, nullptr, dtype, [=](Vec sums, int64_t o, int lanes) {
+    return added ? sums + load_lanes(added + o, lanes) : sums;
   });
-#endif
-  return out;
 }
 
 Tensor tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& zeros,
                         at::ScalarType dtype) {
   const int64_t num_outputs = scales.numel();
-  const Tensor rows = tile_rows(x, packed, num_outputs, at::kByte, at::kChar);
   check_vector(scales, at::kFloat, num_outputs, "scales");
   check_vector(zeros, at::kInt, num_outputs, "zeros");
-  Tensor out = empty_products(x, num_outputs, dtype);
-#if defined(__AMX_INT8__)
   const float* scale = scales.const_data_ptr<float>();
-  const int32_t* zero = zeros.const_data_ptr<int32_t>();
-  by_dtype(dtype, [&](auto element) {
-    auto* to = out.mutable_data_ptr<decltype(element)>();
-    multiply_tiles<true>(
-        rows, Strips(packed), [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
-          for_products(begin, count, output, num_outputs, products,
-                       [=](int64_t t, int64_t o, const int32_t* sums, int lanes) {
-                         const __m512i added = _mm512_maskz_loadu_epi32(first_lanes(lanes), zero + o);
-                         const Vec exact = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_load_si512(sums), added));
-                         store_lanes(to + t * num_outputs + o, exact * load_lanes(scale + o, lanes), lanes);
-                       });
-        });
-  });
-#endif
-  return out;
+  return linear<true>(x, packed, num_outputs, zeros.const_data_ptr<int32_t>(), dtype,
+                      [=](Vec sums, int64_t o, int lanes) { return sums * load_lanes(scale + o, lanes); });
 }
 
 }  // namespace v4flash
