@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy
 import torch
+from torch import Tensor
 
 from engine.batch import Layers, SampledRow, ScheduledBatch, ScheduledRow
 from engine.cache.layer_stream import LayerStream
@@ -14,6 +15,7 @@ from engine.kv_memory import KVCacheMemory
 from engine.layer_windows import LayerWindows, StreamedPass
 from engine.models.layers import ForwardPass, Model
 from engine.sampler import Sampler, SamplingRow
+from kernels.api import BestOutputs
 
 
 class TorchRunner:
@@ -30,7 +32,8 @@ class TorchRunner:
         self._windows: LayerWindows | None = None
         self._passes: dict[int, tuple[ForwardPass, KVCacheMemory | StreamedPass]] = {}
         self._rows: list[ScheduledRow] = []
-        self._logits = torch.empty(0)
+        self._sampling: list[SamplingRow] = []
+        self._outputs: Tensor | BestOutputs = torch.empty(0)  # logits, or what is taken of them
         self._sampled: list[SampledRow] = []
 
     def stream_from(self, stream: LayerStream) -> None:
@@ -54,7 +57,9 @@ class TorchRunner:
             self._passes[batch.batch_id] = state, cache
             return
         self._rows = [row for row in batch.rows if row.sample]
-        self._logits = self._model.finish(state)
+        self._sampling = [_sampling_row(row) for row in self._rows]
+        need_logits = not self._rows or any(row.needs_logits for row in self._sampling)
+        self._outputs = self._model.finish(state) if need_logits else self._model.choose(state)
 
     def _begin(self, batch: ScheduledBatch) -> tuple[ForwardPass, KVCacheMemory | StreamedPass]:
         if not batch.is_streamed:
@@ -86,20 +91,13 @@ class TorchRunner:
     @torch.inference_mode()
     def sample(self) -> None:
         """A token, or an error, for every row that asked for one."""
-        rows = [
-            SamplingRow(
-                params=row.params,
-                choice=row.choice,
-                position=len(row.output_token_ids),
-                prompt_token_ids=row.prompt_token_ids,
-                output_token_ids=row.output_token_ids,
-            )
-            for row in self._rows
-        ]
         self._sampled = []
-        if not rows:
+        if not self._rows:
             return
-        chosen = self._sampler.sample(self._logits, rows)
+        if isinstance(self._outputs, BestOutputs):
+            chosen = self._sampler.take(self._outputs)
+        else:
+            chosen = self._sampler.sample(self._outputs, self._sampling)
         for index, row in enumerate(self._rows):
             if index in chosen.errors:
                 self._sampled.append(SampledRow(row.request_id, None, error=chosen.errors[index]))
@@ -116,6 +114,16 @@ class TorchRunner:
 
     def collect(self) -> list[SampledRow]:
         return self._sampled
+
+
+def _sampling_row(row: ScheduledRow) -> SamplingRow:
+    return SamplingRow(
+        params=row.params,
+        choice=row.choice,
+        position=len(row.output_token_ids),
+        prompt_token_ids=row.prompt_token_ids,
+        output_token_ids=row.output_token_ids,
+    )
 
 
 def model_inputs(batch: ScheduledBatch, block_size: int) -> ModelInputs:

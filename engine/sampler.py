@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling_params import SamplingParams
+from kernels.api import BestOutputs
 from kernels.cpu.sampling import draw, finite_rows, greedy
 from kernels.reference import sampling
 
@@ -34,6 +35,12 @@ class SamplingRow:
         params = self.params
         return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
 
+    @property
+    def needs_logits(self) -> bool:
+        """Whether more than the best token of the model's own distribution is asked for."""
+        is_changed = self.has_penalties or self.params.logit_bias or self.banned_token_ids
+        return not self.is_greedy or bool(is_changed) or self.params.logprobs is not None
+
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
@@ -59,11 +66,16 @@ class Sampler:
         if not rows:
             return SampledTokens([], [])
         finite = finite_rows(logits)
-        errors = dict.fromkeys((~finite).nonzero().flatten().tolist(), "the model gave logits that are not finite")
+        errors = _errors(finite)
         if errors:
             logits = torch.where(finite[:, None], logits, 0.0)
         chosen = self._choose(_adjusted(logits, rows), rows)
         return SampledTokens(chosen.tolist(), _logprobs(logits, chosen, rows), errors)
+
+    @staticmethod
+    def take(best: BestOutputs) -> SampledTokens:
+        """What `sample` gives for rows none of which needs logits."""
+        return SampledTokens(best.ids.tolist(), [None] * len(best.ids), _errors(best.are_finite))
 
     @staticmethod
     def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
@@ -86,6 +98,10 @@ class Sampler:
         chosen = greedy(logits)
         chosen[random] = drawn
         return chosen
+
+
+def _errors(finite: Tensor) -> dict[int, str]:
+    return dict.fromkeys((~finite).nonzero().flatten().tolist(), "the model gave logits that are not finite")
 
 
 def _adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:

@@ -92,6 +92,14 @@ class Linear(Protocol):
         """[T, in] -> [T, out]. A linear over int8 rows rounds dense ones itself, unless it wants them rotated."""
 
 
+@dataclass(frozen=True, slots=True)
+class BestOutputs:
+    """Of the outputs of a linear, row by row."""
+
+    ids: Tensor  # [R] int64: the largest, the first of equal ones
+    are_finite: Tensor  # [R] bool: whether all outputs of the row are; its id means nothing otherwise
+
+
 class Kernels(Protocol):
     """All operations of a decoder. Every operation is independent of batch mates up to float rounding.
 
@@ -135,3 +143,6 @@ class Kernels(Protocol):
 
     def feed_forward(self, rows: Rows, gate_up: Linear, down: Linear) -> Product:
         """[T, E] -> [T, E]: `down` of `silu_mul` of `gate_up`, as many rows at once as the device likes best."""
+
+    def best_outputs(self, rows: Rows, head: Linear) -> BestOutputs:
+        """The best of `head` of rows [R, E] [R, V], which need not be kept."""

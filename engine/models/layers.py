@@ -11,7 +11,7 @@ from engine.cache.spec import CacheSpec, KVDtypeChoice
 from engine.errors import ModelLoadError
 from engine.inputs import ModelInputs
 from engine.models.rotation import CheckpointRotation
-from kernels.api import AttentionPlan
+from kernels.api import AttentionPlan, BestOutputs
 from kernels.kv import LayerKV
 from kernels.rows import Product
 
@@ -72,6 +72,9 @@ class Model(Protocol):
     def advance(self, state: ForwardPass, cache: LayerCache, last_layer: int) -> None: ...
 
     def finish(self, state: ForwardPass) -> Tensor: ...
+
+    def choose(self, state: ForwardPass) -> BestOutputs:
+        """As `finish`, when nothing but the best token of each row is wanted."""
 
 
 class Weights:

@@ -13,8 +13,8 @@ from engine.inputs import ModelInputs
 from engine.models.layers import ForwardPass, LayerCache, Weights, rotary_tables, spec_from_config
 from engine.models.rotation import CheckpointRotation
 from engine.models.weight_mode import WeightMode
-from kernels.api import AttentionPlan, HeadNorms, Kernels, Linear
-from kernels.rows import dense
+from kernels.api import AttentionPlan, BestOutputs, HeadNorms, Kernels, Linear
+from kernels.rows import Rows, dense
 
 
 @dataclass(slots=True)
@@ -125,12 +125,17 @@ class LlamaForCausalLM:
 
     def finish(self, state: ForwardPass) -> Tensor:
         """Logits [R, V] of the wanted rows, once the last layer has run."""
+        return dense(self._head(self._wanted_rows(state))).float()
+
+    def choose(self, state: ForwardPass) -> BestOutputs:
+        return self._kernels.best_outputs(self._wanted_rows(state), self._head)
+
+    def _wanted_rows(self, state: ForwardPass) -> Rows:
         wanted = state.inputs.logit_rows
         last = None if state.delta is None else state.delta[wanted]
-        rows = self._kernels.add_rms_norm(
+        return self._kernels.add_rms_norm(
             state.residual[wanted], last, self._norm, self.spec.rms_norm_eps, self._head.row_format
         )
-        return dense(self._head(rows)).float()
 
     def _plan(self, inputs: ModelInputs) -> AttentionPlan:
         counts = torch.tensor([b - a for a, b in zip(inputs.query_starts, inputs.query_starts[1:], strict=False)])

@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from kernels.api import AttentionPlan, HeadNorms, Linear
+from kernels.api import AttentionPlan, BestOutputs, HeadNorms, Linear
+from kernels.cpu import sampling
 from kernels.cpu.attention import CpuAttention
-from kernels.cpu.feed_forward import feed_forward
+from kernels.cpu.feed_forward import in_pieces
 from kernels.cpu.int8 import make_int8_linear
 from kernels.cpu.linear import make_linear
 from kernels.cpu.pointwise import rms_norm, rotary, silu_mul
@@ -55,7 +56,10 @@ class TorchKernels:
         return to_rows(silu_mul(dense(gate_up)), row_format)
 
     def feed_forward(self, rows: Rows, gate_up: Linear, down: Linear) -> Product:
-        return feed_forward(lambda some: self.silu_mul(gate_up(some), down.row_format), rows, down)
+        return in_pieces(lambda some: down(self.silu_mul(gate_up(some), down.row_format)), rows)
+
+    def best_outputs(self, rows: Rows, head: Linear) -> BestOutputs:
+        return sampling.best_outputs(dense(head(rows)).float())
 
     def _planned(self, kv: LayerKV, plan: AttentionPlan) -> CpuAttention | StoredAttention:
         if self._steps and self._steps[0].plan is not plan:

@@ -5,18 +5,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.api import AttentionPlan, HeadNorms, Linear
-from kernels.cpu.feed_forward import feed_forward
+from kernels.api import AttentionPlan, BestOutputs, HeadNorms, Linear
+from kernels.cpu.feed_forward import filled_in_pieces, in_pieces
 from kernels.cpu.few_rows import FewRowsInt8Linear
 from kernels.cpu.int8 import make_int8_linear
 from kernels.cpu.linear import make_linear
 from kernels.cpu.native.ops import NativeOps
+from kernels.cpu.sampling import best_outputs
 from kernels.cpu.sharing import shared_groups
 from kernels.cpu.tiles import TileInt8Linear, TileLinear, make_tile_int8_linear, make_tile_linear
 from kernels.cpu.wide import WideLinear
 from kernels.kv import AttentionRows, LayerKV
 from kernels.reference.quant import quantise_weight
-from kernels.rows import Product, QuantRows, RowFormat, Rows, ScaledRows
+from kernels.rows import Product, QuantRows, RowFormat, Rows, ScaledRows, dense
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,8 @@ class NativeKernels:
     def silu_mul(self, gate_up: Product, row_format: RowFormat) -> Rows:
         values, scales = _split(gate_up)
         if row_format.is_int8:
-            return QuantRows(*self._ops.silu_mul_int8(values, scales, row_format.hadamard))
+            gated = self._ops.silu_mul(values, scales, torch.bfloat16)
+            return QuantRows(*self._ops.quantise_rows(gated, row_format.hadamard))
         return self._ops.silu_mul(values, scales, row_format.dtype)
 
     def feed_forward(self, rows: Rows, gate_up: Linear, down: Linear) -> Product:
@@ -141,4 +143,11 @@ class NativeKernels:
                 return gate_up.gated(rows, down.row_format)
             return self.silu_mul(gate_up(rows), down.row_format)
 
-        return feed_forward(gated, rows, down)
+        if isinstance(down, TileLinear | TileInt8Linear) and down.bias is None:
+            return filled_in_pieces(lambda some, room: down(gated(some), room), rows, down.room(len(rows)))
+        return in_pieces(lambda some: down(gated(some)), rows)
+
+    def best_outputs(self, rows: Rows, head: Linear) -> BestOutputs:
+        if isinstance(head, TileLinear | WideLinear) and head.can_choose(len(rows)):
+            return BestOutputs(*head.best(rows))
+        return best_outputs(dense(head(rows)).float())

@@ -27,9 +27,22 @@ class TileLinear:
     dtype: torch.dtype
     row_format: RowFormat = RowFormat.BF16
 
-    def __call__(self, rows: Rows) -> Tensor:
+    def __call__(self, rows: Rows, room: Tensor | None = None) -> Tensor:
         assert isinstance(rows, Tensor), "a dense linear takes dense rows"
-        return self.ops.tile_linear(rows, self.weight, self.bias, self.num_outputs, self.dtype)
+        return self.ops.tile_linear(rows, self.weight, self.bias, self.num_outputs, self.dtype, room)
+
+    def room(self, num_rows: int) -> Tensor:
+        """For the product of so many rows, which calls may fill piece by piece where there is no bias."""
+        return self.weight.new_empty((num_rows, self.num_outputs), dtype=self.dtype)
+
+    def can_choose(self, num_rows: int) -> bool:
+        """Whether `best` gives what the outputs of so many rows would."""
+        return self.bias is None and self.dtype is torch.float32 and num_rows > 0
+
+    def best(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """As `NativeOps.wide_best`."""
+        assert isinstance(rows, Tensor)
+        return self.ops.tile_best(rows, self.weight, self.num_outputs)
 
     def can_gate(self, row_format: RowFormat) -> bool:
         """Whether `gated` serves: as gate and up of a linear that takes such rows."""
@@ -56,13 +69,17 @@ class TileInt8Linear:
     quantise: Callable[[Tensor], QuantRows]
     dtype: torch.dtype
 
-    def __call__(self, rows: Rows) -> Product:
+    def __call__(self, rows: Rows, room: Tensor | None = None) -> Product:
         rows = self._rounded(rows)
-        sums = self.ops.tile_linear_int8(rows.values, self.weight, self.scales, self.zeros, self.dtype)
+        sums = self.ops.tile_linear_int8(rows.values, self.weight, self.scales, self.zeros, self.dtype, room)
         product = ScaledRows(sums, rows.scales)
         if self.bias is None:
             return product
         return dense(product) + self.bias
+
+    def room(self, num_rows: int) -> Tensor:
+        """As that of `TileLinear`."""
+        return self.weight.new_empty((num_rows, len(self.scales)), dtype=self.dtype)
 
     def can_gate(self, row_format: RowFormat) -> bool:
         """As that of `TileLinear`."""

@@ -27,3 +27,12 @@ class WideLinear:
         if len(rows) <= MAX_ROWS:
             return self.ops.matvec(rows, self.weight)
         return self.ops.wide_linear(rows, self.weight)
+
+    def can_choose(self, num_rows: int) -> bool:
+        """Whether `best` gives what the outputs of so many rows would: a few are summed in another order."""
+        return num_rows > MAX_ROWS
+
+    def best(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """As `NativeOps.wide_best`."""
+        assert isinstance(rows, Tensor)
+        return self.ops.wide_best(rows, self.weight)

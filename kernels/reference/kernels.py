@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from kernels.api import AttentionPlan, HeadNorms, Linear
+from kernels.api import AttentionPlan, BestOutputs, HeadNorms, Linear
 from kernels.kv import AttentionRows, LayerKV
-from kernels.reference import attention, cache, layers, quant
+from kernels.reference import attention, cache, layers, quant, sampling
 from kernels.rows import Product, RowFormat, Rows, dense
 
 
@@ -47,3 +47,7 @@ class ReferenceKernels:
 
     def feed_forward(self, rows: Rows, gate_up: Linear, down: Linear) -> Product:
         return down(self.silu_mul(gate_up(rows), down.row_format))
+
+    def best_outputs(self, rows: Rows, head: Linear) -> BestOutputs:
+        logits = dense(head(rows)).float()
+        return BestOutputs(sampling.greedy(logits), sampling.finite_rows(logits))

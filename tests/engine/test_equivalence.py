@@ -1,5 +1,6 @@
 """The tokens of a request depend on the request alone: not on batch mates, chunks, preemption or the prefix cache."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.models import load_model
 from engine.models.layers import Model
+from engine.models.weight_mode import ModeName
 from engine.request import Request
 from engine.runner import TorchRunner
 from engine.sampling_params import SamplingParams
@@ -77,6 +79,19 @@ def run(
             if preempt and result.advanced:
                 core.preempt_if_running(result.advanced[0][0].request_id)
     return [r.output_token_ids for r in requests]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
+def test_tokens_are_the_same_whether_logits_are_kept_or_not(
+    path: Path, prompts: list[tuple[int, ...]], dtype: ModeName
+) -> None:
+    """A batch of plain greedy rows keeps the best tokens alone, one row that wants log probabilities needs all."""
+    model = load_model(path, dtype=dtype)
+    plain = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    asking = replace(plain, logprobs=0)
+    for group in (prompts, prompts[:1]):
+        without = run(model, group, [plain] * len(group))
+        assert without == run(model, group, [asking, *[plain] * (len(group) - 1)])
 
 
 @torch.inference_mode()

@@ -7,6 +7,7 @@ import torch
 
 from engine.sampler import Sampler, SamplingRow
 from engine.sampling_params import SamplingParams
+from kernels.cpu.sampling import best_outputs
 from kernels.reference.sampling import philox, uniform
 
 VOCABULARY = 200
@@ -92,6 +93,27 @@ def test_greedy_rows_are_chosen_and_fail_each_by_itself(vocabulary: int) -> None
         alone = [sampler.sample(logits[i : i + 1], rows[:1]) for i in range(9)]
         assert [one.token_ids[0] for one in alone] == together.token_ids
         assert [i for i, one in enumerate(alone) if one.errors] == list(together.errors) == [4, 5, 6, 7]
+        taken = sampler.take(best_outputs(logits))
+        assert [taken.token_ids[i] for i in (0, 1, 2, 3, 8)] == expected
+        assert (taken.errors, taken.logprobs) == (together.errors, together.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ({}, False),
+        ({"seed": 3, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "stop": ("x",)}, False),
+        ({"temperature": 1.0}, True),
+        ({"logprobs": 0}, True),
+        ({"logit_bias": {3: 1.0}}, True),
+        ({"presence_penalty": 0.5}, True),
+        ({"frequency_penalty": 0.5}, True),
+        ({"repetition_penalty": 1.1}, True),
+    ],
+)
+def test_the_best_token_is_enough_for_plain_greedy_rows(settings: dict[str, object], needed: bool) -> None:
+    """Whatever changes the distribution or asks for it needs logits; filters of a draw do not."""
+    assert row(**{"temperature": 0.0} | settings).needs_logits is needed
 
 
 def test_draws_follow_the_probabilities() -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -85,26 +86,27 @@ def test_the_gate_equals_its_twin(ops: NativeOps, dtype: torch.dtype, num_rows: 
 
 @both_dtypes
 @row_counts
-@pytest.mark.parametrize("hadamard", [0, 64])
+@pytest.mark.parametrize("width", [64, 192])
 @torch.inference_mode()
-def test_the_gate_rotates_blocks_before_it_quantises(
-    ops: NativeOps, dtype: torch.dtype, num_rows: int, hadamard: int
+def test_blocks_are_rotated_before_they_are_rounded(
+    ops: NativeOps, dtype: torch.dtype, num_rows: int, width: int
 ) -> None:
-    """Sylvester's matrix over the root of its size, for every block that divides the row."""
+    """Sylvester's matrix over the root of its size, for every block of 64; a row of NaN stays alone."""
     torch.manual_seed(2)
-    width = max(hadamard, 1) * 3
-    gate_up, scales = torch.randn(num_rows, 2 * width).to(dtype), torch.rand(num_rows) + 0.5
-    gate, up = (gate_up.float() * scales[:, None]).chunk(2, -1)
-    block = max(hadamard, 1)
-    twin = ((F.silu(gate) * up).view(num_rows, -1, block) @ sylvester(block)).view(num_rows, width)
-    assert_quantised(ops.silu_mul_int8(gate_up, scales, hadamard), twin)
+    x = torch.randn(num_rows, width).to(dtype)
+    twin = (x.float().view(num_rows, -1, 64) @ sylvester(64)).view(num_rows, width)
+    assert_quantised(ops.quantise_rows(x, 64), twin)
+    poisoned = torch.cat([x, torch.full((1, width), float("nan")).to(dtype)])
+    codes, scales = ops.quantise_rows(poisoned, 64)
+    assert_quantised((codes[:-1], scales[:-1]), twin)
+    assert scales[-1].isnan()
 
 
 def test_a_block_that_does_not_divide_the_row_is_refused(ops: NativeOps) -> None:
     """The message names both sizes; no block but that of 64 is taken."""
     for hadamard, width in ((64, 96), (8, 64), (-1, 64)):
         with pytest.raises(RuntimeError, match=f"not {hadamard} for rows of {width}"):
-            ops.silu_mul_int8(torch.zeros(1, 2 * width), None, hadamard)
+            ops.quantise_rows(torch.zeros(1, width), hadamard)
 
 
 @both_dtypes
@@ -204,6 +206,49 @@ def test_products_of_tiles_equal_those_of_float32(
     assert torch.equal(rounded, ours.bfloat16())
 
 
+@row_counts
+@pytest.mark.parametrize(("width", "num_outputs"), [(32, 1), (33, 31), (64, 40), (576, 1000)])
+@torch.inference_mode()
+def test_the_best_output_is_that_of_all_outputs(ops: NativeOps, num_rows: int, width: int, num_outputs: int) -> None:
+    """The first of equal ones, also where all are below the zeros that pad a weight; rows with NaN or infinity are
+    named, whichever output has it, and harm no other."""
+    torch.manual_seed(13)
+    x, weight = torch.randn(num_rows, width).bfloat16(), torch.randn(num_outputs, width).bfloat16()
+    weight[num_outputs // 2 :] = weight[: (num_outputs + 1) // 2].clone()  # each row has its best one twice
+    x[0], weight[:, 0] = 0, -weight[:, 0].abs()
+    x[0, 0] = 1  # all outputs of the first row are negative
+    linears = [(lambda x: ops.wide_linear(x, weight), lambda x: ops.wide_best(x, weight))]
+    if ops.has_tiles:
+        packed = ops.tile_pack(weight)
+        linear = partial(ops.tile_linear, packed=packed, bias=None, num_outputs=num_outputs, dtype=torch.float32)
+        linears.append((linear, lambda x: ops.tile_best(x, packed, num_outputs)))
+    for linear, best in linears:
+        ids, are_finite = best(x)
+        outputs = linear(x)
+        first = (outputs == outputs.amax(1, keepdim=True)).int().argmax(1)
+        assert torch.equal(ids, first) and are_finite.all()
+        for bad in (float("nan"), float("inf"), -float("inf")):
+            poisoned = torch.cat([x, torch.full((1, width), bad).bfloat16(), x])
+            ids, are_finite = best(poisoned)
+            assert torch.equal(are_finite, linear(poisoned).isfinite().all(1))
+            assert torch.equal(ids[:num_rows], first) and torch.equal(ids[num_rows + 1 :], first)
+            assert are_finite.tolist() == [True] * num_rows + [False] + [True] * num_rows
+
+
+@torch.inference_mode()
+def test_one_output_that_is_not_finite_is_seen_wherever_it_is(ops: NativeOps) -> None:
+    """In the last output too, which shares its lanes with padding."""
+    x, weight = torch.ones(40, 64).bfloat16(), torch.ones(37, 64).bfloat16()
+    for output in (0, 16, 36):
+        other = weight.clone()
+        other[output, 5] = float("inf")
+        found = [ops.wide_best(x, other)]
+        if ops.has_tiles:
+            found.append(ops.tile_best(x, ops.tile_pack(other), 37))
+        for _, are_finite in found:
+            assert not are_finite.any()
+
+
 @pytest.mark.parametrize("num_rows", [1, 31, 33, 513])
 @pytest.mark.parametrize(("width", "num_gates"), [(33, 64), (576, 192)])
 @torch.inference_mode()
@@ -229,7 +274,8 @@ def test_a_gate_beside_its_products_equals_the_gate_after_them(
     scales, row_scales = torch.rand(2 * num_gates) / width, torch.rand(num_rows)
     zeros, packed = 128 * codes.sum(1, dtype=torch.int32), tile_ops.tile_pack(codes)
     for hadamard in (0, 64):
-        after = tile_ops.silu_mul_int8(tile_ops.tile_linear_int8(rows, packed, scales, zeros), row_scales, hadamard)
+        gated = tile_ops.silu_mul(tile_ops.tile_linear_int8(rows, packed, scales, zeros), row_scales, torch.bfloat16)
+        after = tile_ops.quantise_rows(gated, hadamard)
         ours_int8 = tile_ops.tile_gate_int8(rows, row_scales, packed, scales, zeros, hadamard)
         assert all(torch.equal(one, other) for one, other in zip(ours_int8, after, strict=True))
         row_scales[-1] = float("nan")
@@ -289,13 +335,14 @@ def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
         (v4flash.add_rms_norm, norm),
         (v4flash.add_rms_norm_int8, norm),
         (v4flash.silu_mul, (gate_up, None, torch.bfloat16)),
-        (v4flash.silu_mul_int8, (torch.randn(3, 128), None, 64)),
         (v4flash.quantise_rows, (x,)),
+        (v4flash.quantise_rows, (torch.randn(3, 128), 64)),
         (v4flash.rotary_write_kv, (*rotary, None, None, 0.0)),
         (v4flash.attention, attention),
         (v4flash.attention, (attention[0], stored[0], *attention[2:], torch.randn(5, 2, 1, 8), stored[1], 64)),
         (v4flash.matvec, (x, torch.randn(7, 32), None, None)),
         (v4flash.wide_linear, (x.bfloat16(), torch.randn(7, 32).bfloat16())),
+        (v4flash.wide_best, (x.bfloat16(), torch.randn(7, 32).bfloat16())),
     ):
         torch.library.opcheck(op.default, args)
     slots, tail = torch.tensor([0], **int32), torch.zeros(1, 2, 1, 3, 8)
@@ -307,10 +354,11 @@ def test_the_library_is_registered_as_torch_wants(ops: NativeOps) -> None:
     torch.library.opcheck(v4flash.tile_pack.default, (codes,))
     if ops.has_tiles:
         rows, zeros = torch.ones(3, 65, dtype=torch.uint8), torch.zeros(7, **int32)
-        torch.library.opcheck(v4flash.tile_linear.default, (dense[:3], ops.tile_pack(dense), None, 7, torch.float32))
-        torch.library.opcheck(
-            v4flash.tile_linear_int8.default, (rows, ops.tile_pack(codes), torch.ones(7), zeros, torch.bfloat16)
-        )
+        room = torch.empty(3, 7)
+        torch.library.opcheck(v4flash.tile_linear.default, (dense[:3], ops.tile_pack(dense), None, room))
+        torch.library.opcheck(v4flash.tile_best.default, (dense[:3], ops.tile_pack(dense), 7))
+        packed = ops.tile_pack(codes), torch.ones(7), zeros
+        torch.library.opcheck(v4flash.tile_linear_int8.default, (rows, *packed, room.bfloat16()))
         both, ones = ops.tile_pack(torch.ones(128, 65, dtype=torch.int8)), torch.ones(128)
         torch.library.opcheck(v4flash.tile_gate.default, (dense[:3], ops.tile_pack(torch.ones(128, 33).bfloat16())))
         torch.library.opcheck(v4flash.tile_gate_int8.default, (rows, torch.ones(3), both, ones, ones.int(), 64))

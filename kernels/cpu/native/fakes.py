@@ -25,11 +25,7 @@ def silu_mul(gate_up: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tens
     return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=dtype)
 
 
-def silu_mul_int8(gate_up: Tensor, scales: Tensor | None, hadamard: int) -> tuple[Tensor, Tensor]:
-    return _int8_rows(gate_up, gate_up.shape[1] // 2)
-
-
-def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantise_rows(x: Tensor, hadamard: int = 0) -> tuple[Tensor, Tensor]:
     return _int8_rows(x, x.shape[1])
 
 
@@ -93,17 +89,25 @@ def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32)
 
 
+def wide_best(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return _best(x)
+
+
+def tile_best(x: Tensor, packed: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
+    return _best(x)
+
+
 def tile_pack(weight: Tensor) -> Tensor:
     strips, steps = -(-weight.shape[0] // 32), -(-weight.shape[1] * weight.itemsize // 64)
     return weight.new_empty((strips, steps, 2, 1024 // weight.itemsize))
 
 
-def tile_linear(x: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int, dtype: torch.dtype) -> Tensor:
-    return x.new_empty((x.shape[0], num_outputs), dtype=dtype)
+def tile_linear(x: Tensor, packed: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    return None
 
 
-def tile_linear_int8(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.new_empty((x.shape[0], scales.shape[0]), dtype=dtype)
+def tile_linear_int8(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, out: Tensor) -> None:
+    return None
 
 
 def tile_gate(x: Tensor, packed: Tensor) -> Tensor:
@@ -116,21 +120,26 @@ def tile_gate_int8(
     return _int8_rows(x, packed.shape[0] * 16)
 
 
+def _best(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], dtype=torch.int64), x.new_empty(x.shape[0], dtype=torch.bool)
+
+
 def register_fakes() -> None:
     for fake in (
         add_rms_norm,
         add_rms_norm_int8,
         silu_mul,
-        silu_mul_int8,
         quantise_rows,
         rotary_write_kv,
         attention,
         stored_rotary_write,
         matvec,
         wide_linear,
+        wide_best,
         tile_pack,
         tile_linear,
         tile_linear_int8,
+        tile_best,
         tile_gate,
         tile_gate_int8,
     ):

@@ -37,14 +37,11 @@ class NativeOps:
         """[T, 2 F], times scales [T], -> [T, F]: silu of the first half times the second."""
         return _tensor(torch.ops.v4flash.silu_mul(gate_up, scales, dtype))
 
-    def silu_mul_int8(self, gate_up: Tensor, scales: Tensor | None, hadamard: int) -> tuple[Tensor, Tensor]:
-        """As `silu_mul`, then a normalised Hadamard (Sylvester's order) on each block of `hadamard` neighbours (0:
-        none, or 64 where that divides F), quantised as by `quantise_rows`."""
-        return _pair(torch.ops.v4flash.silu_mul_int8(gate_up, scales, hadamard))
-
-    def quantise_rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, X] -> rows u8 = round(x / scale) + 128 and scales [T] float32 = largest magnitude / 127."""
-        return _pair(torch.ops.v4flash.quantise_rows(x))
+    def quantise_rows(self, x: Tensor, hadamard: int = 0) -> tuple[Tensor, Tensor]:
+        """[T, X] -> rows u8 = round(x / scale) + 128 and scales [T] float32 = largest magnitude / 127, after a
+        normalised Hadamard (Sylvester's order) on each block of `hadamard` neighbours (0: none, or 64 where that
+        divides X)."""
+        return _pair(torch.ops.v4flash.quantise_rows(x, hadamard))
 
     def rotary_write_kv(
         self,
@@ -142,18 +139,34 @@ class NativeOps:
         return _tensor(torch.ops.v4flash.tile_pack(weight))
 
     def tile_linear(
-        self, x: Tensor, packed: Tensor, bias: Tensor | None, num_outputs: int, dtype: torch.dtype = torch.bfloat16
+        self,
+        x: Tensor,
+        packed: Tensor,
+        bias: Tensor | None,
+        num_outputs: int,
+        dtype: torch.dtype = torch.bfloat16,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """x [T, X] bfloat16 times a packed bfloat16 weight, plus bias [O] bfloat16 -> [T, O], rounded once to `dtype`,
-        float32 or bfloat16."""
-        return _tensor(torch.ops.v4flash.tile_linear(x, packed, bias, num_outputs, dtype))
+        """x [T, X] bfloat16 times a packed bfloat16 weight, plus bias [O] bfloat16 -> `out` [T, O] where given, else a
+        new one of `dtype`; rounded once to its dtype, float32 or bfloat16."""
+        out = x.new_empty((len(x), num_outputs), dtype=dtype) if out is None else out
+        torch.ops.v4flash.tile_linear(x, packed, bias, out)
+        return out
 
     def tile_linear_int8(
-        self, x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, dtype: torch.dtype = torch.float32
+        self,
+        x: Tensor,
+        packed: Tensor,
+        scales: Tensor,
+        zeros: Tensor,
+        dtype: torch.dtype = torch.float32,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """x [T, X] uint8 times a packed int8 weight, exact, less zeros [O] int32, times scales [O]: [T, O] rounded to
-        `dtype`, float32 or bfloat16."""
-        return _tensor(torch.ops.v4flash.tile_linear_int8(x, packed, scales, zeros, dtype))
+        """x [T, X] uint8 times a packed int8 weight, exact, less zeros [O] int32, times scales [O] -> [T, O] as that
+        of `tile_linear`."""
+        out = x.new_empty((len(x), len(scales)), dtype=dtype) if out is None else out
+        torch.ops.v4flash.tile_linear_int8(x, packed, scales, zeros, out)
+        return out
 
     def tile_gate(self, x: Tensor, packed: Tensor) -> Tensor:
         """`silu_mul` of x [T, X] bfloat16 times a packed bfloat16 weight [2 F, X] -> [T, F], rounded once. F is a
@@ -163,13 +176,22 @@ class NativeOps:
     def tile_gate_int8(
         self, x: Tensor, x_scales: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, hadamard: int
     ) -> tuple[Tensor, Tensor]:
-        """`silu_mul_int8` of `tile_linear_int8` in float32 of x [T, X] with scales of its rows [T], to the bit. F is a
-        multiple of 64."""
+        """`quantise_rows` of `silu_mul` in bfloat16 of `tile_linear_int8` in float32 of x [T, X] with scales of its
+        rows [T]. F is a multiple of 64."""
         return _pair(torch.ops.v4flash.tile_gate_int8(x, x_scales, packed, scales, zeros, hadamard))
 
     def wide_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, X] times weight [O, X], bfloat16, as they lie in memory -> [T, O] float32, not rounded."""
         return _tensor(torch.ops.v4flash.wide_linear(x, weight))
+
+    def wide_best(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest of each row's outputs of `wide_linear`, the first of equal ones: numbers [T] int64, and [T] bool
+        whether all outputs of the row are finite; else its number means nothing."""
+        return _pair(torch.ops.v4flash.wide_best(x, weight))
+
+    def tile_best(self, x: Tensor, packed: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
+        """As `wide_best`, of `tile_linear` without a bias in float32."""
+        return _pair(torch.ops.v4flash.tile_best(x, packed, num_outputs))
 
 
 def _tensor(result: object) -> Tensor:

@@ -182,7 +182,7 @@ class TileRows {
     const auto weigh = [&](Vec above) {
       return softmax_.weigh(scores, to, kGroup, num_keys, above, sum, [this] { multiply_some(); });
     };
-    if (!weigh(top)) {
+    if (any_less(top, set(kLowest / 2)) || !weigh(top)) {  // the first tile a row sees has its top
       const Vec raised = softmax_.raised(top, scores, kGroup, num_keys);
       const Vec shrink = exp2<Precision::kF32>(softmax_.exponent(top, raised));
       float* values = values_ + row * value_rows_ + i;

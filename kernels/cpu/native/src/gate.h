@@ -6,6 +6,7 @@
 namespace v4flash {
 
 constexpr int64_t kHadamard = 64;
+constexpr float kHadamardNorm = 8.f;
 constexpr float kLargestPower = 100.f;  // of two: what is added to it, and its inverse, are finite
 
 inline void check_hadamard(int64_t block, int64_t width) {
@@ -16,17 +17,24 @@ inline void check_hadamard(int64_t block, int64_t width) {
 // silu(gate) * up, as exact as Out keeps it
 template <class Out>
 inline Vec gated(Vec gate, Vec up) {
-  constexpr Precision precision = std::is_same_v<Out, BF16> ? Precision::kBF16 : Precision::kF32;
-  return gate * up * inverse<precision>(set(1.f) + exp2<precision>(min(set(kLargestPower), gate * set(-1.44269504f))));
+  const Vec x = gate * set(-1.44269504f);
+  if constexpr (std::is_same_v<Out, BF16>) {
+    const Vec n = round(x), power = scale_by_power(exp2_near_zero<Precision::kBF16>(x - n), n);
+    return gate * up * rough_inverse(set(1.f) + power);
+  } else {
+    return gate * up * inverse<Precision::kF32>(set(1.f) + exp2<Precision::kF32>(min(set(kLargestPower), x)));
+  }
 }
 
-// Sylvester's Hadamard over its norm, on each kHadamard neighbours of a row, in place. Gives the largest magnitudes.
-inline Vec rotate_row(float* row, int64_t width) {
+// Sylvester's Hadamard on each kHadamard neighbours of a row, to `out`, not over its norm. Gives the largest
+// magnitudes.
+template <class T>
+inline Vec rotate_row(const T* row, int64_t width, float* out) {
   constexpr int kVectors = kHadamard / kLanes;
   Vec largest = zero();
-  for (float* const end = row + width; row < end; row += kHadamard) {
+  for (const T* const end = row + width; row < end; row += kHadamard, out += kHadamard) {
     Vec x[kVectors];
-    for (int i = 0; i < kVectors; ++i) x[i] = hadamard_lanes(load(row + i * kLanes) * set(0.125f));
+    for (int i = 0; i < kVectors; ++i) x[i] = hadamard_lanes(load(row + i * kLanes));
     for (int stride = 1; stride < kVectors; stride *= 2) {
       for (int i = 0; i < kVectors; ++i) {
         if (i & stride) continue;
@@ -35,7 +43,7 @@ inline Vec rotate_row(float* row, int64_t width) {
       }
     }
     for (int i = 0; i < kVectors; ++i) {
-      store(row + i * kLanes, x[i]);
+      store(out + i * kLanes, x[i]);
       largest = max_magnitude(largest, x[i]);
     }
   }

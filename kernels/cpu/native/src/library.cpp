@@ -14,8 +14,7 @@ TORCH_LIBRARY(v4flash, m) {
       " -> (Tensor, Tensor)",
       v4flash::add_rms_norm_int8);
   define("silu_mul(Tensor gate_up, Tensor? scales, ScalarType dtype) -> Tensor", v4flash::silu_mul);
-  define("silu_mul_int8(Tensor gate_up, Tensor? scales, int hadamard) -> (Tensor, Tensor)", v4flash::silu_mul_int8);
-  define("quantise_rows(Tensor x) -> (Tensor, Tensor)", v4flash::quantise_rows);
+  define("quantise_rows(Tensor x, int hadamard=0) -> (Tensor, Tensor)", v4flash::quantise_rows);
   define(
       "rotary_write_kv(Tensor qkv, Tensor? scales, Tensor cos, Tensor sin, Tensor slots, Tensor(a!) body,"
       " int num_heads, Tensor? query_norm, Tensor? key_norm, float eps) -> Tensor",
@@ -31,11 +30,12 @@ TORCH_LIBRARY(v4flash, m) {
       v4flash::attention);
   define("matvec(Tensor x, Tensor weight, Tensor? weight_scales, Tensor? x_scales) -> Tensor", v4flash::matvec);
   define("wide_linear(Tensor x, Tensor weight) -> Tensor", v4flash::wide_linear);
+  define("wide_best(Tensor x, Tensor weight) -> (Tensor, Tensor)", v4flash::wide_best);
   define("tile_pack(Tensor weight) -> Tensor", v4flash::tile_pack);
-  define("tile_linear(Tensor x, Tensor packed, Tensor? bias, int num_outputs, ScalarType dtype) -> Tensor",
-         v4flash::tile_linear);
-  define("tile_linear_int8(Tensor x, Tensor packed, Tensor scales, Tensor zeros, ScalarType dtype) -> Tensor",
+  define("tile_linear(Tensor x, Tensor packed, Tensor? bias, Tensor(a!) out) -> ()", v4flash::tile_linear);
+  define("tile_linear_int8(Tensor x, Tensor packed, Tensor scales, Tensor zeros, Tensor(a!) out) -> ()",
          v4flash::tile_linear_int8);
+  define("tile_best(Tensor x, Tensor packed, int num_outputs) -> (Tensor, Tensor)", v4flash::tile_best);
   define("tile_gate(Tensor x, Tensor packed) -> Tensor", v4flash::tile_gate);
   define(
       "tile_gate_int8(Tensor x, Tensor x_scales, Tensor packed, Tensor scales, Tensor zeros, int hadamard)"

@@ -15,8 +15,7 @@ Tensor add_rms_norm(Tensor& residual, const OptionalTensor& delta, const Optiona
 std::tuple<Tensor, Tensor> add_rms_norm_int8(Tensor& residual, const OptionalTensor& delta,
                                              const OptionalTensor& delta_scales, const Tensor& weight, double eps);
 Tensor silu_mul(const Tensor& gate_up, const OptionalTensor& scales, at::ScalarType dtype);
-std::tuple<Tensor, Tensor> silu_mul_int8(const Tensor& gate_up, const OptionalTensor& scales, int64_t hadamard);
-std::tuple<Tensor, Tensor> quantise_rows(const Tensor& x);
+std::tuple<Tensor, Tensor> quantise_rows(const Tensor& x, int64_t hadamard);
 Tensor rotary_write_kv(const Tensor& qkv, const OptionalTensor& scales, const Tensor& cos, const Tensor& sin,
                        const Tensor& slots, Tensor& body, int64_t num_heads, const OptionalTensor& query_norm,
                        const OptionalTensor& key_norm, double eps);
@@ -35,13 +34,13 @@ std::tuple<Tensor, Tensor> stored_rotary_write(const Tensor& qkv, const Optional
 bool use_amx(bool wanted);
 
 Tensor tile_pack(const Tensor& weight);
-Tensor tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bias, int64_t num_outputs,
-                   at::ScalarType dtype);
-Tensor tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& zeros,
-                        at::ScalarType dtype);
+void tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bias, Tensor& out);
+void tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& zeros, Tensor& out);
 Tensor tile_gate(const Tensor& x, const Tensor& packed);
 std::tuple<Tensor, Tensor> tile_gate_int8(const Tensor& x, const Tensor& x_scales, const Tensor& packed,
                                           const Tensor& scales, const Tensor& zeros, int64_t hadamard);
+std::tuple<Tensor, Tensor> tile_best(const Tensor& x, const Tensor& packed, int64_t num_outputs);
 Tensor wide_linear(const Tensor& x, const Tensor& weight);
+std::tuple<Tensor, Tensor> wide_best(const Tensor& x, const Tensor& weight);
 
 }  // namespace v4flash

@@ -22,7 +22,14 @@ inline Vec row_magnitude(const T* row, int64_t n) {
 template <class T>
 inline void quantise_row(const T* row, int64_t n, float scale, uint8_t* out) {
   const Vec inverse = set(1.f / scale);
-  for_lanes(n, [&](int64_t i, int lanes) { store_u8_n(out + i, load_lanes(row + i, lanes) * inverse, lanes); });
+  int64_t i = 0;
+  for (; i + kPanel * kLanes <= n; i += kPanel * kLanes) {
+    Vec x[kPanel];
+    for (int j = 0; j < kPanel; ++j) x[j] = load(row + i + j * kLanes) * inverse;
+    store_u8(out + i, x);
+  }
+  for_lanes(n - i,
+            [&](int64_t j, int lanes) { store_u8_n(out + i + j, load_lanes(row + i + j, lanes) * inverse, lanes); });
 }
 
 }  // namespace v4flash

@@ -1,11 +1,10 @@
-// silu(gate) * up, as floats or, after a Hadamard in blocks, as quantised rows.
+// silu(gate) * up.
 #include <ATen/ops/empty.h>
 
 #include "checks.h"
 #include "gate.h"
 #include "ops.h"
 #include "parallel.h"
-#include "quantise.h"
 
 namespace v4flash {
 namespace {
@@ -41,32 +40,6 @@ Tensor silu_mul(const Tensor& gate_up, const OptionalTensor& scales, at::ScalarT
     });
   });
   return out;
-}
-
-std::tuple<Tensor, Tensor> silu_mul_int8(const Tensor& gate_up, const OptionalTensor& scales, int64_t hadamard) {
-  check_float(gate_up, 2, "gate_up");
-  TORCH_CHECK(gate_up.size(1) % 2 == 0, "gate_up must have two halves");
-  const int64_t num_rows = gate_up.size(0), width = gate_up.size(1) / 2;
-  check_hadamard(hadamard, width);
-  const float* row_scales = scales_of(scales, num_rows, "scales");
-  Tensor out = at::empty({num_rows, width}, gate_up.options().dtype(at::kByte));
-  Tensor out_scales = at::empty({num_rows}, gate_up.options().dtype(at::kFloat));
-  auto* to = out.mutable_data_ptr<uint8_t>();
-  auto* to_scales = out_scales.mutable_data_ptr<float>();
-  by_dtype(gate_up.scalar_type(), [&](auto element) {
-    const auto* from = gate_up.const_data_ptr<decltype(element)>();
-    for_rows(num_rows, width * kCostOfElement, [&](int64_t begin, int64_t end) {
-      Scratch& scratch = Scratch::of_thread<class Silu>();
-      scratch.reset();
-      float* row = scratch.take<float>(width);
-      for (int64_t t = begin; t < end; ++t) {
-        gate_row(from + 2 * t * width, width, row_scales ? row_scales[t] : 1.f, row);
-        to_scales[t] = row_scale(hadamard ? rotate_row(row, width) : row_magnitude(row, width));
-        quantise_row(row, width, to_scales[t], to + t * width);
-      }
-    });
-  });
-  return {out, out_scales};
 }
 
 }  // namespace v4flash

@@ -83,11 +83,10 @@ inline Vec where_less(Vec a, Vec b, Vec x, Vec other) {  // x in the lanes in wh
 }
 inline bool any_less(Vec a, Vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) != 0; }
 
-// The larger magnitude; NaN is larger than everything.
+// The larger of a magnitude and that of b; NaN is larger than everything.
 inline Vec max_magnitude(Vec a, Vec b) {
   const __m256i abs = _mm256_set1_epi32(0x7fffffff);
-  const __m256i x = _mm256_and_si256(_mm256_castps_si256(a), abs), y = _mm256_and_si256(_mm256_castps_si256(b), abs);
-  return _mm256_castsi256_ps(_mm256_max_epi32(x, y));
+  return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_and_si256(_mm256_castps_si256(b), abs)));
 }
 inline float reduce_max_magnitude(Vec x) {
   __m128i s = _mm_max_epi32(_mm_castps_si128(_mm256_castps256_ps128(x)), _mm_castps_si128(_mm256_extractf128_ps(x, 1)));
@@ -114,6 +113,9 @@ inline void store_u8_n(uint8_t* p, Vec x, int n) {
   alignas(16) uint8_t bytes[16];
   _mm_store_si128(reinterpret_cast<__m128i*>(bytes), _mm_packus_epi16(words, words));
   std::memcpy(p, bytes, static_cast<size_t>(std::clamp(n, 0, kLanes)));
+}
+inline void store_u8(uint8_t* p, const Vec (&x)[kPanel]) {
+  for (int i = 0; i < kPanel; ++i) store_u8_n(p + i * kLanes, x[i], kLanes);
 }
 
 inline void transpose(Vec (&rows)[kLanes]) {

@@ -46,11 +46,10 @@ inline Vec where_less(Vec a, Vec b, Vec x, Vec other) {  // x in the lanes in wh
 }
 inline bool any_less(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) != 0; }
 
-// The larger magnitude; NaN is larger than everything.
+// The larger of a magnitude and that of b; NaN is larger than everything.
 inline Vec max_magnitude(Vec a, Vec b) {
   const __m512i abs = _mm512_set1_epi32(0x7fffffff);
-  const __m512i x = _mm512_and_si512(_mm512_castps_si512(a), abs), y = _mm512_and_si512(_mm512_castps_si512(b), abs);
-  return _mm512_castsi512_ps(_mm512_max_epi32(x, y));
+  return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_and_si512(_mm512_castps_si512(b), abs)));
 }
 inline float reduce_max_magnitude(Vec x) {
   return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(_mm512_castps_si512(x)))));
@@ -73,6 +72,14 @@ inline void store_u8_n(uint8_t* p, Vec x, int n) {
   __m512i q = _mm512_cvtps_epi32(x);
   q = _mm512_min_epi32(_mm512_max_epi32(q, _mm512_set1_epi32(-127)), _mm512_set1_epi32(127));
   _mm_mask_storeu_epi8(p, first_lanes(n), _mm512_cvtepi32_epi8(_mm512_add_epi32(q, _mm512_set1_epi32(128))));
+}
+// The same of kPanel vectors of magnitudes of at most 127.
+inline void store_u8(uint8_t* p, const Vec (&x)[kPanel]) {
+  __m512i q[kPanel];
+  for (int i = 0; i < kPanel; ++i) q[i] = _mm512_cvtps_epi32(x[i]);
+  const __m512i quads = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
+  const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(p, _mm512_xor_si512(_mm512_permutexvar_epi32(in_order, quads), _mm512_set1_epi8(-128)));
 }
 
 inline void transpose(Vec (&rows)[kLanes]) {

@@ -56,7 +56,7 @@ void store_rows(const Shape& shape, const T* from, int64_t stride, S* to, F16* s
         const T* row = from + j * stride + g * group_size;
         Vec largest = zero();
         for_lanes(group_dim(g),
-                  [&](int64_t i, int lanes) { largest = max_magnitude(load_lanes(row + i, lanes), largest); });
+                  [&](int64_t i, int lanes) { largest = max_magnitude(largest, load_lanes(row + i, lanes)); });
         scales[j * num_groups + g] = F16(scale_bits(reduce_max_magnitude(largest)), F16::from_bits());
       }
     }

@@ -59,45 +59,24 @@ std::tuple<Tensor, Tensor> tile_gate_int8(const Tensor& x, const Tensor& x_scale
   check_vector(x_scales, at::kFloat, num_rows, "x_scales");
   check_vector(scales, at::kFloat, 2 * width, "scales");
   check_vector(zeros, at::kInt, 2 * width, "zeros");
-  check_hadamard(hadamard, width);
-  Tensor out = at::empty({num_rows, width}, x.options());
-  Tensor out_scales = at::empty({num_rows}, scales.options());
+  Tensor out = at::empty({num_rows, width}, scales.options().dtype(at::kBFloat16));
 #if defined(__AMX_INT8__)
-  Scratch& scratch = Scratch::of_thread<class Gate>();
-  const int64_t num_blocks = width / kColumns;
-  scratch.reset();
-  float* const hidden = scratch.take<float>(num_rows * width);
-  float* const magnitudes = scratch.take<float>(num_rows * num_blocks);
+  BF16* to = out.mutable_data_ptr<BF16>();
   const float *row_scale = x_scales.const_data_ptr<float>(), *scale = scales.const_data_ptr<float>();
   const int32_t* zero = zeros.const_data_ptr<int32_t>();
   multiply_tiles<true>(rows, GatesAndUps(packed), [=](int64_t t, int64_t count, int64_t o, const int32_t* products) {
     const __m512i gate_zero = _mm512_loadu_si512(zero + o), up_zero = _mm512_loadu_si512(zero + width + o);
     const Vec gate_scale = load(scale + o), up_scale = load(scale + width + o);
-    float* block = hidden + (o / kColumns * num_rows + t) * kColumns;
-    for (const int64_t end = t + count; t < end; ++t, products += kOutputs, block += kColumns) {
+    for (const int64_t end = t + count; t < end; ++t, products += kOutputs) {
       const __m512i gate = _mm512_sub_epi32(_mm512_load_si512(products), gate_zero);
       const __m512i up = _mm512_sub_epi32(_mm512_load_si512(products + kTileOutputs), up_zero);
       const Vec s = set(row_scale[t]);
-      store(block + o % kColumns,
-            gated<float>(_mm512_cvtepi32_ps(gate) * gate_scale * s, _mm512_cvtepi32_ps(up) * up_scale * s));
-      if ((o + kTileOutputs) % kColumns == 0) {
-        const Vec largest = hadamard ? rotate_row(block, kColumns) : row_magnitude(block, kColumns);
-        magnitudes[t * num_blocks + o / kColumns] = reduce_max_magnitude(largest);
-      }
-    }
-  });
-  auto* to = out.mutable_data_ptr<uint8_t>();
-  auto* to_scales = out_scales.mutable_data_ptr<float>();
-  for_rows(num_rows, width, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      to_scales[t] = v4flash::row_scale(row_magnitude(magnitudes + t * num_blocks, num_blocks));
-      for (int64_t i = 0; i < num_blocks; ++i) {
-        quantise_row(hidden + (i * num_rows + t) * kColumns, kColumns, to_scales[t], to + t * width + i * kColumns);
-      }
+      store(to + t * width + o,
+            gated<BF16>(_mm512_cvtepi32_ps(gate) * (gate_scale * s), _mm512_cvtepi32_ps(up) * (up_scale * s)));
     }
   });
 #endif
-  return {out, out_scales};
+  return quantise_rows(out, hadamard);
 }
 
 }  // namespace v4flash

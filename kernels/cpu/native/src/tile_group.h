@@ -78,17 +78,17 @@ class TileGroup {
     _tile_loadconfig(&config);
   }
 
-  // products [rows][kOutputs] = rows of `steps` lines times two columns; meanwhile() is called before each step.
-  template <class Meanwhile>
+  // products [rows][kOutputs] = rows of `steps` lines times two columns; meanwhile() is called before each step. What
+  // the next call does not want again is loaded past the nearest cache: the columns if `rows_stay`, else the rows.
+  template <bool rows_stay, class Meanwhile>
   void multiply(const char* x, int64_t x_bytes, const TwoColumns& columns, int64_t steps, int32_t* products,
                 Meanwhile meanwhile) const {
-    rows_ > 16 ? run<true>(x, x_bytes, columns, steps, products, meanwhile)
-               : run<false>(x, x_bytes, columns, steps, products, meanwhile);
+    rows_ > 16 ? run<true, rows_stay>(x, x_bytes, columns, steps, products, meanwhile)
+               : run<false, rows_stay>(x, x_bytes, columns, steps, products, meanwhile);
   }
 
  private:
-  // Rows are loaded past the nearest cache, which the columns fill.
-  template <bool has_lower, class Meanwhile>
+  template <bool has_lower, bool rows_stay, class Meanwhile>
   static void run(const char* x, int64_t x_bytes, TwoColumns columns, int64_t steps, int32_t* products,
                   Meanwhile meanwhile) {
     auto [left, right, output] = columns;
@@ -98,10 +98,17 @@ class TileGroup {
     _tile_zero(3);
     for (int64_t k = 0; k < steps; ++k, x += kLineBytes, left += 2 * kTileBytes, right += 2 * kTileBytes) {
       meanwhile();
-      _tile_stream_loadd(4, x, x_bytes);
-      _tile_loadd(6, left, kLineBytes);
-      _tile_loadd(7, right, kLineBytes);
-      if constexpr (has_lower) _tile_stream_loadd(5, x + 16 * x_bytes, x_bytes);
+      if constexpr (rows_stay) {
+        _tile_loadd(4, x, x_bytes);
+        _tile_stream_loadd(6, left, kLineBytes);
+        _tile_stream_loadd(7, right, kLineBytes);
+        if constexpr (has_lower) _tile_loadd(5, x + 16 * x_bytes, x_bytes);
+      } else {
+        _tile_stream_loadd(4, x, x_bytes);
+        _tile_loadd(6, left, kLineBytes);
+        _tile_loadd(7, right, kLineBytes);
+        if constexpr (has_lower) _tile_stream_loadd(5, x + 16 * x_bytes, x_bytes);
+      }
       if constexpr (is_int8) {
         _tile_dpbusd(0, 4, 6);
         _tile_dpbusd(1, 4, 7);
@@ -167,7 +174,8 @@ void multiply_tiles(const Tensor& x, const Weight& weight, Finish finish) {
         group.set_rows(count);
         for (int64_t i = 0; i < weight.num_pairs; ++i) {
           const TwoColumns columns = weight.pair(task % weight.num_tasks, i);
-          group.multiply(rows + t * x_bytes, x_bytes, columns, steps, products, meanwhile);
+          group.template multiply<(Weight::num_pairs > 1)>(rows + t * x_bytes, x_bytes, columns, steps, products,
+                                                           meanwhile);
           std::swap(products, last_products);
           last_row = t, last_end = t + count, last_output = columns.output;
         }

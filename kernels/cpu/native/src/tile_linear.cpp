@@ -1,8 +1,8 @@
 // Linears by the tile unit (AMX) over weights packed into tiles in the order in which they are multiplied: one layout
 // serves one row and thousands, and is read as one stream. While two columns of tiles are multiplied the next two come.
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "best_outputs.h"
 #include "checks.h"
 #include "ops.h"
 #include "parallel.h"
@@ -34,16 +34,16 @@ Vec sums_of(const int32_t* products, const int32_t* zeros, int lanes) {
 }
 #endif
 
-// finished(sums, output, lanes) of x times the weight, less `zeros` [O] in int8 -> [T, O] rounded to `dtype`.
+// finished(sums, output, lanes) of x times the weight, less `zeros` [O] in int8 -> out [T, O], rounded to its dtype.
 template <bool is_int8, class Finished>
-Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_outputs, const int32_t* zeros, at::ScalarType dtype,
-              Finished finished) {
+void linear(const Tensor& x, const Tensor& packed, const int32_t* zeros, Tensor& out, Finished finished) {
+  check_float(out, 2, "out");
+  TORCH_CHECK(out.size(0) == x.size(0), "out must have ", x.size(0), " rows, not ", out.size(0));
+  const int64_t num_outputs = out.size(1);
   const auto rows_dtype = is_int8 ? at::kByte : at::kBFloat16, weight_dtype = is_int8 ? at::kChar : at::kBFloat16;
   const Tensor rows = tile_rows(x, packed, num_outputs, rows_dtype, weight_dtype);
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16, "dtype must be float32 or bfloat16, not ", dtype);
-  Tensor out = at::empty({x.size(0), num_outputs}, x.options().dtype(dtype));
 #if defined(__AMX_BF16__)
-  by_dtype(dtype, [&](auto element) {
+  by_dtype(out.scalar_type(), [&](auto element) {
     auto* to = out.mutable_data_ptr<decltype(element)>();
     const auto finish = [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
       for_lanes(std::min(kOutputs, num_outputs - output), [&](int64_t i, int lanes) {
@@ -57,8 +57,11 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t num_outputs, const 
     multiply_tiles<is_int8>(rows, Strips(packed), finish);
   });
 #endif
-  return out;
 }
+
+#if defined(__AMX_BF16__)
+inline Vec lane_numbers() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
+#endif
 
 }  // namespace
 
@@ -84,23 +87,36 @@ Tensor tile_pack(const Tensor& weight) {
   return out;
 }
 
-Tensor tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bias, int64_t num_outputs,
-                   at::ScalarType dtype) {
-  if (bias) check_vector(*bias, at::kBFloat16, num_outputs, "bias");
+void tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bias, Tensor& out) {
+  if (bias) check_vector(*bias, at::kBFloat16, out.size(-1), "bias");
   const BF16* added = bias ? bias->const_data_ptr<BF16>() : nullptr;
-  return linear<false>(x, packed, num_outputs, nullptr, dtype, [=](Vec sums, int64_t o, int lanes) {
-    return added ? sums + load_lanes(added + o, lanes) : sums;
-  });
+  linear<false>(x, packed, nullptr, out,
+                [=](Vec sums, int64_t o, int lanes) { return added ? sums + load_lanes(added + o, lanes) : sums; });
 }
 
-Tensor tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& zeros,
-                        at::ScalarType dtype) {
-  const int64_t num_outputs = scales.numel();
-  check_vector(scales, at::kFloat, num_outputs, "scales");
-  check_vector(zeros, at::kInt, num_outputs, "zeros");
+std::tuple<Tensor, Tensor> tile_best(const Tensor& x, const Tensor& packed, int64_t num_outputs) {
+  const Tensor rows = tile_rows(x, packed, num_outputs, at::kBFloat16, at::kBFloat16);
+  const BestOutputs best(x.size(0), num_outputs, kLanes);
+#if defined(__AMX_BF16__)
+  multiply_tiles<false>(rows, Strips(packed), [&](int64_t begin, int64_t count, int64_t o, const int32_t* products) {
+    const auto ours = best.of_thread();
+    for_lanes(std::min(kOutputs, num_outputs - o), [&](int64_t i, int lanes) {
+      const Vec numbers = lane_numbers() + set(static_cast<float>(o + i));
+      for (int64_t r = 0; r < count; ++r) {
+        ours.take((begin + r) * kLanes, sums_of<false>(products + r * kOutputs + i, nullptr, lanes), numbers, lanes);
+      }
+    });
+  });
+#endif
+  return best.found();
+}
+
+void tile_linear_int8(const Tensor& x, const Tensor& packed, const Tensor& scales, const Tensor& zeros, Tensor& out) {
+  check_vector(scales, at::kFloat, out.size(-1), "scales");
+  check_vector(zeros, at::kInt, out.size(-1), "zeros");
   const float* scale = scales.const_data_ptr<float>();
-  return linear<true>(x, packed, num_outputs, zeros.const_data_ptr<int32_t>(), dtype,
-                      [=](Vec sums, int64_t o, int lanes) { return sums * load_lanes(scale + o, lanes); });
+  linear<true>(x, packed, zeros.const_data_ptr<int32_t>(), out,
+               [=](Vec sums, int64_t o, int lanes) { return sums * load_lanes(scale + o, lanes); });
 }
 
 }  // namespace v4flash

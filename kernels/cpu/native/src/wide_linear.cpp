@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include "amx.h"
+#include "best_outputs.h"
 #include "checks.h"
 #include "ops.h"
 #include "parallel.h"
@@ -44,11 +45,11 @@ void store_transposed(const float* products, int64_t count, int64_t num_rows, fl
   }
 }
 
-// out[t, o] of rows packed by 64. Product is a matrix product of tile.h or amx.h. A few lines of the weight serve all
-// rows while they are near.
-template <class Product>
+// finish(products [count outputs][64 rows], first row, number of rows, first output, count) for rows packed by 64.
+// Product is a matrix product of tile.h or amx.h. A few lines of the weight serve all rows while they are near.
+template <class Product, class Finish>
 void multiply_rows(const Packed::Unit* columns, int64_t num_rows, const BF16* weight, int64_t num_outputs,
-                   int64_t width, int64_t num_units, float* out) {
+                   int64_t width, int64_t num_units, Finish finish) {
   for_workers((num_outputs + kOutputsPerTask - 1) / kOutputsPerTask, [&](auto each_task) {
     struct Owner {};
     Scratch& scratch = Scratch::of_thread<Owner>();
@@ -67,23 +68,22 @@ void multiply_rows(const Packed::Unit* columns, int64_t num_rows, const BF16* we
           const int64_t num_columns = (left + Product::kColumns - 1) / Product::kColumns * Product::kColumns;
           Product::template multiply<false>(a, num_units, columns + t * num_units, kTileKeys, products, kTileKeys,
                                             num_units, num_columns);
-          store_transposed(products, count, left, out + t * num_outputs + o, num_outputs);
+          finish(products, t, left, o, count);
         }
       }
     });
   });
 }
 
-}  // namespace
-
-Tensor wide_linear(const Tensor& x, const Tensor& weight) {
+// multiply_rows of x [T, X] as it lies in memory.
+template <class Finish>
+void multiply(const Tensor& x, const Tensor& weight, Finish finish) {
   check_rows(x, 2, "x");
   check_rows(weight, 2, "weight");
   TORCH_CHECK(x.scalar_type() == at::kBFloat16 && weight.scalar_type() == at::kBFloat16,
               "x and weight must be bfloat16");
   TORCH_CHECK(x.size(1) == weight.size(1), "x and weight must agree on the inner size");
   const int64_t num_rows = x.size(0), width = x.size(1), num_outputs = weight.size(0);
-  Tensor out = at::empty({num_rows, num_outputs}, x.options().dtype(at::kFloat));
   const BF16* from = x.const_data_ptr<BF16>();
   const BF16* w = weight.const_data_ptr<BF16>();
   const int64_t num_units = (width + Packed::kDepth - 1) / Packed::kDepth;
@@ -98,15 +98,33 @@ Tensor wide_linear(const Tensor& x, const Tensor& weight) {
     for (int i = 0; i < count; ++i) rows[i] = from + (t + i) * width;
     pack_columns(rows, count, width, columns + t * num_units);
   }
-  float* to = out.mutable_data_ptr<float>();
 #if defined(__AMX_BF16__)
   if (amx_in_use() && num_units % AmxProduct::kStep == 0) {
-    multiply_rows<AmxProduct>(columns, num_rows, w, num_outputs, width, num_units, to);
-    return out;
+    return multiply_rows<AmxProduct>(columns, num_rows, w, num_outputs, width, num_units, finish);
   }
 #endif
-  multiply_rows<RegisterProduct<BF16>>(columns, num_rows, w, num_outputs, width, num_units, to);
+  multiply_rows<RegisterProduct<BF16>>(columns, num_rows, w, num_outputs, width, num_units, finish);
+}
+
+}  // namespace
+
+Tensor wide_linear(const Tensor& x, const Tensor& weight) {
+  const int64_t num_outputs = weight.size(0);
+  Tensor out = at::empty({x.size(0), num_outputs}, x.options().dtype(at::kFloat));
+  float* to = out.mutable_data_ptr<float>();
+  multiply(x, weight, [=](const float* products, int64_t t, int64_t num_rows, int64_t o, int64_t count) {
+    store_transposed(products, count, num_rows, to + t * num_outputs + o, num_outputs);
+  });
   return out;
+}
+
+std::tuple<Tensor, Tensor> wide_best(const Tensor& x, const Tensor& weight) {
+  const BestOutputs best(x.size(0), weight.size(0), 1);
+  multiply(x, weight, [&](const float* products, int64_t t, int64_t num_rows, int64_t o, int64_t count) {
+    const auto ours = best.of_thread();
+    for (int64_t i = 0; i < num_rows; i += kLanes) ours.take(t + i, products + i, kTileKeys, count, o);
+  });
+  return best.found();
 }
 
 }  // namespace v4flash
