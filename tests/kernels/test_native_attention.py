@@ -186,6 +186,24 @@ def test_a_row_does_not_depend_on_its_batch_mates(ops: NativeOps, dtype: torch.d
         assert torch.equal(alone, together[rows])
 
 
+@both_dtypes
+@pytest.mark.parametrize("group", [3, 7])
+@torch.inference_mode()
+def test_a_row_does_not_depend_on_how_long_a_prompt_is_divided(ops: NativeOps, dtype: torch.dtype, group: int) -> None:
+    """Many threads get smaller pieces than few: the bits are the same."""
+    torch.manual_seed(5)
+    step, threads = Step([500, 290], [500, 400], dtype=dtype, group=group), torch.get_num_threads()
+    results = []
+    try:
+        for num_threads in (1, 8):
+            torch.set_num_threads(num_threads)
+            results.append(step.attend(ops))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(*results)
+    step.assert_right(results[0])
+
+
 @torch.inference_mode()
 def test_tables_that_lead_out_of_the_cache_are_refused(ops: NativeOps) -> None:
     """A wrong number is an error that names the sequence, never a read of foreign memory."""

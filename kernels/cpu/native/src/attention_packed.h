@@ -37,6 +37,8 @@ class PackedRows {
     std::fill_n(zeros_, padded_, P(0.f));
   }
 
+  static int64_t slab_rows(int64_t) { return kSlabRows / 2; }
+
   // finish(row of the slab, partial) is called for each row.
   template <class Finish>
   void run(const ManyTask& task, Finish finish) {

@@ -45,6 +45,9 @@ class TileRows {
     std::fill_n(zeros_, layer.head_dim, BF16(0.f));
   }
 
+  // To pack keys seldom, but with a few slabs for each thread.
+  static int64_t slab_rows(int64_t num_threads) { return num_threads > 4 ? kSlabRows / 2 : kSlabRows; }
+
   // finish(row of the slab, partial) is called for each row.
   template <class Finish>
   void run(const ManyTask& task, Finish finish) {

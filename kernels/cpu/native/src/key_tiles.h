@@ -13,7 +13,7 @@ struct ManyTask {
   bool causal;
 };
 
-constexpr int64_t kSlabRows = 384;
+constexpr int64_t kSlabRows = 768;  // at most
 
 // A row as one of P: itself, or a copy in `to`.
 template <class P, class X>
