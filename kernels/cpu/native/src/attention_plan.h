@@ -12,8 +12,6 @@ namespace v4flash {
 constexpr int64_t kMaxFewRows = 16;    // query rows of a sequence and key head that are read without packing
 constexpr int64_t kSeqsPerThread = 4;  // from so many on, a task is all heads of a sequence
 constexpr int64_t kChunkKeys = 256;    // of a part, where there are few rows
-constexpr int64_t kAlignedTokens =
-    32;  // slabs are multiples, so that rows meet the same neighbours in all sizes of slab
 
 struct AttentionTasks {
   struct Many : ManyTask {
@@ -34,8 +32,7 @@ inline AttentionTasks plan_attention(const Batch& batch, const int32_t* groups, 
                                      int64_t slab_rows) {
   AttentionTasks tasks;
   std::vector<int64_t> shared_keys(static_cast<size_t>(batch.num_seqs), 0);
-  int64_t slab_tokens = std::max<int64_t>(1, slab_rows / batch.group);
-  if (slab_tokens > kAlignedTokens) slab_tokens -= slab_tokens % kAlignedTokens;
+  const int64_t slab_tokens = std::max<int64_t>(1, slab_rows / batch.group);
   const auto add_slabs = [&](ManyTask task, int64_t end_token, int64_t part) {
     for (; task.first_token < end_token; task.first_token += slab_tokens) {
       task.num_rows = std::min(slab_tokens, end_token - task.first_token) * batch.group;
