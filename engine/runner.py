@@ -95,7 +95,7 @@ class TorchRunner:
         if not self._rows:
             return
         if isinstance(self._outputs, BestOutputs):
-            chosen = self._sampler.take(self._outputs)
+            chosen = self._sampler.take(self._outputs, self._sampling)
         else:
             chosen = self._sampler.sample(self._outputs, self._sampling)
         for index, row in enumerate(self._rows):

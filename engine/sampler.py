@@ -73,8 +73,11 @@ class Sampler:
         return SampledTokens(chosen.tolist(), _logprobs(logits, chosen, rows), errors)
 
     @staticmethod
-    def take(best: BestOutputs) -> SampledTokens:
-        """What `sample` gives for rows none of which needs logits."""
+    def take(best: BestOutputs, rows: Sequence[SamplingRow]) -> SampledTokens:
+        """What `sample` gives for rows none of which needs logits. Raises ValueError when there are more or fewer."""
+        if len(best.ids) != len(rows):
+            raise ValueError(f"there are best tokens of {len(best.ids)} rows, expected {len(rows)}")
+        assert not any(row.needs_logits for row in rows)
         return SampledTokens(best.ids.tolist(), [None] * len(best.ids), _errors(best.are_finite))
 
     @staticmethod

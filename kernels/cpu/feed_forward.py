@@ -19,6 +19,8 @@ def in_pieces(product: Callable[[Rows], Product], rows: Rows) -> Product:
 
 def filled_in_pieces(product: Callable[[Rows, Tensor], Product], rows: Rows, room: Tensor) -> Product:
     """The same where a product fills its rows of `room` [T, out], so that none are copied."""
+    if len(rows) <= ROWS_AT_ONCE:
+        return product(rows, room)
     parts = [product(rows[piece], room[piece]) for piece in _pieces(len(rows))]
     scales = [part.scales for part in parts if isinstance(part, ScaledRows)]
     return ScaledRows(room, torch.cat(scales)) if scales else room

@@ -93,8 +93,10 @@ def test_greedy_rows_are_chosen_and_fail_each_by_itself(vocabulary: int) -> None
         alone = [sampler.sample(logits[i : i + 1], rows[:1]) for i in range(9)]
         assert [one.token_ids[0] for one in alone] == together.token_ids
         assert [i for i, one in enumerate(alone) if one.errors] == list(together.errors) == [4, 5, 6, 7]
-        taken = sampler.take(best_outputs(logits))
+        taken = sampler.take(best_outputs(logits), rows)
         assert [taken.token_ids[i] for i in (0, 1, 2, 3, 8)] == expected
+        with pytest.raises(ValueError, match="of 9 rows, expected 8"):
+            sampler.take(best_outputs(logits), rows[1:])
         assert (taken.errors, taken.logprobs) == (together.errors, together.logprobs)
 
 

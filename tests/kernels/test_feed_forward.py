@@ -23,7 +23,8 @@ FORMATS = [
 def test_rows_in_pieces_are_those_of_one_piece(
     name: str, formats: tuple[RowFormat, RowFormat], num_rows: int, request: pytest.FixtureRequest
 ) -> None:
-    """In their order, none missing, for numbers that fill no piece."""
+    """In their order, none missing, for numbers that fill no piece. A gate that is rounded once less may give another
+    code of int8, a hundredth of its row's largest number."""
     if name == "cpu-native":
         request.getfixturevalue("ops")
     torch.manual_seed(0)
@@ -32,6 +33,7 @@ def test_rows_in_pieces_are_those_of_one_piece(
     down = kernels.pack_linear(torch.randn(64, 64) / 8, None, formats[1])
     rows = to_rows(torch.randn(num_rows, 64), formats[0])
     at_once = dense(down(kernels.silu_mul(gate_up(rows), formats[1])))
+    tolerance = 4e-2 if formats[1].is_int8 else 2e-2
     torch.testing.assert_close(
-        dense(kernels.feed_forward(rows, gate_up, down)).float(), at_once.float(), rtol=2e-2, atol=2e-2
+        dense(kernels.feed_forward(rows, gate_up, down)).float(), at_once.float(), rtol=2e-2, atol=tolerance
     )

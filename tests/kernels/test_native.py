@@ -204,6 +204,19 @@ def test_products_of_tiles_equal_those_of_float32(
     torch.testing.assert_close(ours, exact.float() * scales)
     rounded = tile_ops.tile_linear_int8(rows, tile_ops.tile_pack(codes), scales, zeros, torch.bfloat16)
     assert torch.equal(rounded, ours.bfloat16())
+    room = torch.full((num_rows + 2, num_outputs), 7.0)
+    tile_ops.tile_linear_int8(rows, tile_ops.tile_pack(codes), scales, zeros, out=room[1:-1])
+    assert torch.equal(room[1:-1], ours) and (room[[0, -1]] == 7).all()
+    tile_ops.tile_linear(x, packed, bias, num_outputs, out=room[1:-1])
+    assert torch.equal(room[1:-1], wide) and (room[[0, -1]] == 7).all()
+    for bad in (
+        room,
+        torch.empty(num_rows, num_outputs + 32),
+        room[1:-1].double(),
+        torch.ones(num_outputs, num_rows + 1).T[:-1],
+    ):
+        with pytest.raises(RuntimeError, match=r"out must|no weight of"):
+            torch.ops.v4flash.tile_linear(x, packed, None, bad)
 
 
 @row_counts

@@ -16,6 +16,8 @@ def wrong_answers(ops: NativeOps) -> list[str]:
     cases = {
         "add_rms_norm": _norm,
         "silu_mul": _silu_mul,
+        "quantise_rows": _quantise,
+        "wide_best": _wide_best,
         "attention": _attention,
         "attention over codes": _stored,
         "matvec": _matvec,
@@ -45,6 +47,25 @@ def _silu_mul(ops: NativeOps, generator: torch.Generator) -> bool:
     gate, up = torch.randn(2, 3, _WIDTH, generator=generator)
     expected = torch.nn.functional.silu(gate) * up
     return _near(ops.silu_mul(torch.cat([gate, up], 1), None, torch.float32), expected, 1e-4)
+
+
+def _quantise(ops: NativeOps, generator: torch.Generator) -> bool:
+    """Rotated in both dtypes: Sylvester's matrix has -1 where an odd number of bits of row and column meet."""
+    signs = torch.tensor([[1.0 - 2.0 * ((i & j).bit_count() % 2) for j in range(64)] for i in range(64)])
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(3, 128, generator=generator).to(dtype)
+        expected = (x.float().view(3, 2, 64) @ signs / 8).view(3, 128)
+        rows, scales = ops.quantise_rows(x, 64)
+        if not _near((rows.float() - 128) * scales[:, None], expected, float(scales.max()) * 0.51):
+            return False
+    return True
+
+
+def _wide_best(ops: NativeOps, generator: torch.Generator) -> bool:
+    x = torch.randn(19, _WIDTH, generator=generator).bfloat16()
+    weight = torch.randn(37, _WIDTH, generator=generator).bfloat16()
+    ids, are_finite = ops.wide_best(x, weight)
+    return torch.equal(ids, ops.wide_linear(x, weight).argmax(1)) and bool(are_finite.all())
 
 
 def _attention(ops: NativeOps, generator: torch.Generator) -> bool:
@@ -111,7 +132,7 @@ def _tile_linear(ops: NativeOps, generator: torch.Generator) -> bool:
     return (
         _near(ops.tile_linear(x, packed, None, 37), twin, 0.25)
         and _near(ops.tile_linear(x, packed, None, 37, torch.float32), twin, 1e-3)
-        and torch.equal(ops.tile_best(x, packed, 37)[0], twin.argmax(1))
+        and torch.equal(ops.tile_best(x, packed, 37)[0], ops.tile_linear(x, packed, None, 37, torch.float32).argmax(1))
         and torch.equal(ops.tile_linear_int8(rows, ops.tile_pack(codes), ones, zeros), exact)
     )
 

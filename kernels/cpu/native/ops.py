@@ -148,8 +148,9 @@ class NativeOps:
         out: Tensor | None = None,
     ) -> Tensor:
         """x [T, X] bfloat16 times a packed bfloat16 weight, plus bias [O] bfloat16 -> `out` [T, O] where given, else a
-        new one of `dtype`; rounded once to its dtype, float32 or bfloat16."""
+        new one of `dtype`; rounded once to the dtype of that, float32 or bfloat16."""
         out = x.new_empty((len(x), num_outputs), dtype=dtype) if out is None else out
+        assert out.shape == (len(x), num_outputs)
         torch.ops.v4flash.tile_linear(x, packed, bias, out)
         return out
 
@@ -165,6 +166,7 @@ class NativeOps:
         """x [T, X] uint8 times a packed int8 weight, exact, less zeros [O] int32, times scales [O] -> [T, O] as that
         of `tile_linear`."""
         out = x.new_empty((len(x), len(scales)), dtype=dtype) if out is None else out
+        assert out.shape == (len(x), len(scales))
         torch.ops.v4flash.tile_linear_int8(x, packed, scales, zeros, out)
         return out
 
@@ -177,7 +179,7 @@ class NativeOps:
         self, x: Tensor, x_scales: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, hadamard: int
     ) -> tuple[Tensor, Tensor]:
         """`quantise_rows` of `silu_mul` in bfloat16 of `tile_linear_int8` in float32 of x [T, X] with scales of its
-        rows [T]. F is a multiple of 64."""
+        rows [T], to the bit. F is a multiple of 64."""
         return _pair(torch.ops.v4flash.tile_gate_int8(x, x_scales, packed, scales, zeros, hadamard))
 
     def wide_linear(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ inline void merge_row(float* parts, int64_t num_parts, int64_t dim, T* to) {
 template <class Many, class Few, class L>
 inline void attend(const L& layer, const Tensor& groups) {
   const AttentionTasks tasks = plan_attention(layer, groups.const_data_ptr<int32_t>(), groups.size(0),
-                                              at::get_num_threads(), Many::slab_rows(at::get_num_threads()));
+                                              at::get_num_threads(), Many::kMaxSlabRows);
   const Tensor memory = at::empty({tasks.partial_size}, groups.options().dtype(at::kFloat));
   float* partials = memory.mutable_data_ptr<float>();
   const int64_t dim = layer.head_dim, num_many = static_cast<int64_t>(tasks.many.size());

@@ -14,6 +14,7 @@ class PackedRows {
   using Product = RegisterProduct<P>;
   using Unit = typename Tile<P>::Unit;
   static constexpr int kRows = Product::kRows, kDepth = Tile<P>::kDepth;
+  static constexpr int64_t kMaxSlabRows = kSlabRows / 2;
   static_assert(kSlabRows % kRows == 0 && kTileKeys % kLanes == 0);
 
   explicit PackedRows(const Layer<T, S>& layer)
@@ -37,8 +38,6 @@ class PackedRows {
     std::fill_n(zeros_, padded_, P(0.f));
   }
 
-  static int64_t slab_rows(int64_t) { return kSlabRows / 2; }
-
   // finish(row of the slab, partial) is called for each row.
   template <class Finish>
   void run(const ManyTask& task, Finish finish) {
@@ -59,7 +58,8 @@ class PackedRows {
 
  private:
   void start(const ManyTask& task) {
-    std::fill_n(query_, kSlabRows * query_stride_, Unit{0});
+    const int64_t num_rows = (task.num_rows + kRows - 1) / kRows * kRows;
+    std::fill_n(query_, num_rows * query_stride_, Unit{0});
     for (int64_t r = 0; r < task.num_rows; ++r) {
       const T* from =
           layer_.query_row(task.first_token + r / layer_.group, task.kv_head * layer_.group + r % layer_.group);
@@ -69,9 +69,9 @@ class PackedRows {
               Tile<P>::units_of_row(q + u * kDepth, layer_.head_dim - u * kDepth));
       }
     }
-    std::fill_n(values_, kSlabRows * padded_, 0.f);
-    std::fill_n(max_, kSlabRows, kLowest);
-    std::fill_n(sum_, kSlabRows, 0.f);
+    std::fill_n(values_, num_rows * padded_, 0.f);
+    std::fill_n(max_, num_rows, kLowest);
+    std::fill_n(sum_, num_rows, 0.f);
   }
 
   // Rows row .. row + kRows over the packed tile that begins at `key`, of which at most `seen` keys count.

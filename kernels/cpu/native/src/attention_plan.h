@@ -9,9 +9,11 @@
 
 namespace v4flash {
 
-constexpr int64_t kMaxFewRows = 16;    // query rows of a sequence and key head that are read without packing
-constexpr int64_t kSeqsPerThread = 4;  // from so many on, a task is all heads of a sequence
-constexpr int64_t kChunkKeys = 256;    // of a part, where there are few rows
+constexpr int64_t kMaxFewRows = 16;     // query rows of a sequence and key head that are read without packing
+constexpr int64_t kSeqsPerThread = 4;   // from so many on, a task is all heads of a sequence
+constexpr int64_t kChunkKeys = 256;     // of a part, where there are few rows
+constexpr int64_t kSlabsPerThread = 4;  // with fewer large slabs they are small ones
+constexpr int64_t kSmallSlabRows = 384;
 
 struct AttentionTasks {
   struct Many : ManyTask {
@@ -29,10 +31,15 @@ struct AttentionTasks {
 };
 
 inline AttentionTasks plan_attention(const Batch& batch, const int32_t* groups, int64_t num_groups, int64_t num_threads,
-                                     int64_t slab_rows) {
+                                     int64_t max_slab_rows) {
   AttentionTasks tasks;
   std::vector<int64_t> shared_keys(static_cast<size_t>(batch.num_seqs), 0);
-  const int64_t slab_tokens = std::max<int64_t>(1, slab_rows / batch.group);
+  const auto tokens_of = [&](int64_t slab_rows) { return std::max<int64_t>(1, slab_rows / batch.group); };
+  int64_t slab_tokens = tokens_of(max_slab_rows), num_slabs = 0;
+  for (int64_t s = 0; s < batch.num_seqs; ++s) {
+    num_slabs += (batch.query_len(s) + slab_tokens - 1) / slab_tokens * batch.num_kv_heads;
+  }
+  if (num_slabs < kSlabsPerThread * num_threads) slab_tokens = std::min(slab_tokens, tokens_of(kSmallSlabRows));
   const auto add_slabs = [&](ManyTask task, int64_t end_token, int64_t part) {
     for (; task.first_token < end_token; task.first_token += slab_tokens) {
       task.num_rows = std::min(slab_tokens, end_token - task.first_token) * batch.group;

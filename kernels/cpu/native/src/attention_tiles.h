@@ -20,6 +20,7 @@ class TileRows {
   static constexpr int kRows = TileStrips::kRows, kDepth = Mac::kDepth, kStep = TileStrips::kStep;
   static constexpr int kGroup = TileStrips::kColumns;  // rows that are columns of one product
   static constexpr int kKeyUnits = kTileKeys / kDepth;
+  static constexpr int64_t kMaxSlabRows = kSlabRows;
   static_assert(kSlabRows % kGroup == 0 && kGroup % kLanes == 0 && kDepth * kStep % TileSoftmax::kKeys == 0);
 
   explicit TileRows(const Layer<BF16, S>& layer)
@@ -44,9 +45,6 @@ class TileRows {
     std::fill_n(packed_values_, value_rows_ * kKeyUnits, Unit{0});
     std::fill_n(zeros_, layer.head_dim, BF16(0.f));
   }
-
-  // To pack keys seldom, but with a few slabs for each thread.
-  static int64_t slab_rows(int64_t num_threads) { return num_threads > 4 ? kSlabRows / 2 : kSlabRows; }
 
   // finish(row of the slab, partial) is called for each row.
   template <class Finish>
@@ -185,7 +183,7 @@ class TileRows {
     const auto weigh = [&](Vec above) {
       return softmax_.weigh(scores, to, kGroup, num_keys, above, sum, [this] { multiply_some(); });
     };
-    if (any_less(top, set(kLowest / 2)) || !weigh(top)) {  // the first tile a row sees has its top
+    if (any_less(top, set(kLowest / 2)) || !weigh(top)) {  // a row that has seen no key has no top
       const Vec raised = softmax_.raised(top, scores, kGroup, num_keys);
       const Vec shrink = exp2<Precision::kF32>(softmax_.exponent(top, raised));
       float* values = values_ + row * value_rows_ + i;

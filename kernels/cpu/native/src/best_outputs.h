@@ -19,7 +19,7 @@ class BestOutputs {
         lanes_(lanes),
         size_((num_rows * lanes + kLanes - 1) / kLanes * kLanes),
         states_(at::full({int64_t{at::get_num_threads()}, kParts, size_}, kNone, at::kFloat)) {
-    TORCH_CHECK(num_outputs <= 1 << 24, "numbers of outputs must be whole in float32");
+    TORCH_CHECK(num_outputs > 0 && num_outputs <= 1 << 24, "there must be outputs, and their numbers whole in float32");
     states_.select(1, kSums).zero_();
   }
 
@@ -80,7 +80,7 @@ class BestOutputs {
           number = state[kNumbers * size_];
         }
       }
-      to[t] = static_cast<int64_t>(number);
+      to[t] = best == kNone ? 0 : static_cast<int64_t>(number);
       to_finite[t] = sum == 0;
     }
     return {numbers, are_finite};

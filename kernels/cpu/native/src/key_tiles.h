@@ -53,7 +53,8 @@ class KeyTiles {
     const auto body_window = [&](int64_t row) {
       return task.causal ? layer_.body_window(position(row)) : Window{0, end};
     };
-    set_windows(body_window);
+    const int64_t num_rows = std::min(kSlabRows, (task.num_rows + kTileKeys - 1) / kTileKeys * kTileKeys);
+    set_windows(num_rows, body_window);
     const int64_t body_end = std::min(end, body_window(last_row).end);
     for (int64_t key = task.first_key; key < body_end; key += kTileKeys) {
       const int64_t count = std::min<int64_t>(kTileKeys, body_end - key);
@@ -63,7 +64,7 @@ class KeyTiles {
     if constexpr (Layer<T, S>::kHasExact) {
       if (!task.causal) return;
       const auto exact_window = [&](int64_t row) { return layer_.exact_window(position(row)); };
-      set_windows(exact_window);
+      set_windows(num_rows, exact_window);
       const int64_t exact_end = exact_window(last_row).end;
       for (int64_t key = std::max(task.first_key, exact_window(0).begin); key < exact_end; key += kTileKeys) {
         const int64_t count = std::min<int64_t>(kTileKeys, exact_end - key);
@@ -78,10 +79,10 @@ class KeyTiles {
 
  private:
   template <class F>
-  void set_windows(F window) {
-    for (int64_t r = 0, end = layer_.group; r < kSlabRows; end += layer_.group) {  // rows of a token see the same
+  void set_windows(int64_t num_rows, F window) {
+    for (int64_t r = 0, end = layer_.group; r < num_rows; end += layer_.group) {  // rows of a token see the same
       const Window sees = window(r);
-      for (; r < std::min(end, kSlabRows); ++r) {
+      for (; r < std::min(end, num_rows); ++r) {
         begins[r] = static_cast<float>(sees.begin);
         ends[r] = static_cast<float>(sees.end);
       }

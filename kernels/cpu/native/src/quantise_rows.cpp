@@ -22,13 +22,13 @@ std::tuple<Tensor, Tensor> quantise_rows(const Tensor& x, int64_t hadamard) {
     for_rows(num_rows, width, [&](int64_t begin, int64_t end) {
       Scratch& scratch = Scratch::of_thread<class Quantise>();
       scratch.reset();
-      float* rotated = scratch.take<float>(width);
+      float* rotated = scratch.take<float>(hadamard ? width : 0);
       for (int64_t t = begin; t < end; ++t) {
         const auto* row = rows + t * width;
         if (hadamard) {
           const float scale = row_scale(rotate_row(row, width, rotated));
           quantise_row(rotated, width, scale, to + t * width);
-          to_scales[t] = scale / kHadamardNorm;
+          to_scales[t] = std::max(scale / kHadamardNorm, FLT_MIN);
         } else {
           to_scales[t] = row_scale(row_magnitude(row, width));
           quantise_row(row, width, to_scales[t], to + t * width);

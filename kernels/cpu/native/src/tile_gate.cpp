@@ -1,11 +1,10 @@
-// Gate and up linears by the tile unit (AMX) with what comes between them and the next linear, while the products are
-// near: the gate, and for int8 the Hadamard and the rounding. Weights are packed as for `tile_linear`.
+// Gate and up linears by the tile unit (AMX) with the gate between them, while their products are near; rows of int8
+// are rounded afterwards. Weights are packed as for `tile_linear`.
 #include <ATen/ops/empty.h>
 
 #include "checks.h"
 #include "gate.h"
 #include "ops.h"
-#include "quantise.h"
 #include "tile_group.h"
 
 namespace v4flash {
@@ -59,10 +58,11 @@ std::tuple<Tensor, Tensor> tile_gate_int8(const Tensor& x, const Tensor& x_scale
   check_vector(x_scales, at::kFloat, num_rows, "x_scales");
   check_vector(scales, at::kFloat, 2 * width, "scales");
   check_vector(zeros, at::kInt, 2 * width, "zeros");
+  check_hadamard(hadamard, width);
   Tensor out = at::empty({num_rows, width}, scales.options().dtype(at::kBFloat16));
 #if defined(__AMX_INT8__)
   BF16* to = out.mutable_data_ptr<BF16>();
-  const float *row_scale = x_scales.const_data_ptr<float>(), *scale = scales.const_data_ptr<float>();
+  const float *of_row = x_scales.const_data_ptr<float>(), *scale = scales.const_data_ptr<float>();
   const int32_t* zero = zeros.const_data_ptr<int32_t>();
   multiply_tiles<true>(rows, GatesAndUps(packed), [=](int64_t t, int64_t count, int64_t o, const int32_t* products) {
     const __m512i gate_zero = _mm512_loadu_si512(zero + o), up_zero = _mm512_loadu_si512(zero + width + o);
@@ -70,9 +70,9 @@ std::tuple<Tensor, Tensor> tile_gate_int8(const Tensor& x, const Tensor& x_scale
     for (const int64_t end = t + count; t < end; ++t, products += kOutputs) {
       const __m512i gate = _mm512_sub_epi32(_mm512_load_si512(products), gate_zero);
       const __m512i up = _mm512_sub_epi32(_mm512_load_si512(products + kTileOutputs), up_zero);
-      const Vec s = set(row_scale[t]);
+      const Vec s = set(of_row[t]);
       store(to + t * width + o,
-            gated<BF16>(_mm512_cvtepi32_ps(gate) * (gate_scale * s), _mm512_cvtepi32_ps(up) * (up_scale * s)));
+            gated<BF16>(_mm512_cvtepi32_ps(gate) * gate_scale * s, _mm512_cvtepi32_ps(up) * up_scale * s));
     }
   });
 #endif
