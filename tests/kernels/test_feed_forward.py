@@ -23,17 +23,17 @@ FORMATS = [
 def test_rows_in_pieces_are_those_of_one_piece(
     name: str, formats: tuple[RowFormat, RowFormat], num_rows: int, request: pytest.FixtureRequest
 ) -> None:
-    """In their order, none missing, for numbers that fill no piece. A gate that is rounded once less may give another
-    code of int8, a hundredth of its row's largest number."""
+    """In their order, none missing, for numbers that fill no piece."""
     if name == "cpu-native":
         request.getfixturevalue("ops")
     torch.manual_seed(0)
     kernels = select_kernels("cpu", prefer=name)
-    gate_up = kernels.pack_linear(torch.randn(128, 64) / 8, None, formats[0])
+    gate_up_weight = torch.randn(128, 64) / 8
+    gate_up = kernels.pack_linear(gate_up_weight, None, formats[0])
+    unrounded = kernels.pack_linear(gate_up_weight, None, formats[0], wide=True)  # as products beside their gate are
     down = kernels.pack_linear(torch.randn(64, 64) / 8, None, formats[1])
     rows = to_rows(torch.randn(num_rows, 64), formats[0])
-    at_once = dense(down(kernels.silu_mul(gate_up(rows), formats[1])))
-    tolerance = 4e-2 if formats[1].is_int8 else 2e-2
+    at_once = dense(down(kernels.silu_mul(unrounded(rows), formats[1])))
     torch.testing.assert_close(
-        dense(kernels.feed_forward(rows, gate_up, down)).float(), at_once.float(), rtol=2e-2, atol=tolerance
+        dense(kernels.feed_forward(rows, gate_up, down)).float(), at_once.float(), rtol=2e-2, atol=2e-2
     )
