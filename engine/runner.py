@@ -58,7 +58,9 @@ class TorchRunner:
             return
         self._rows = [row for row in batch.rows if row.sample]
         self._sampling = [_sampling_row(row) for row in self._rows]
-        need_logits = not self._rows or any(row.needs_logits for row in self._sampling)
+        if not self._rows:
+            return
+        need_logits = any(row.needs_logits for row in self._sampling)
         self._outputs = self._model.finish(state) if need_logits else self._model.choose(state)
 
     def _begin(self, batch: ScheduledBatch) -> tuple[ForwardPass, KVCacheMemory | StreamedPass]:

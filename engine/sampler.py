@@ -36,10 +36,14 @@ class SamplingRow:
         return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
 
     @property
+    def is_adjusted(self) -> bool:
+        """Whether the row chooses from another distribution than the model's own."""
+        return bool(self.has_penalties or self.params.logit_bias or self.banned_token_ids)
+
+    @property
     def needs_logits(self) -> bool:
         """Whether more than the best token of the model's own distribution is asked for."""
-        is_changed = self.has_penalties or self.params.logit_bias or self.banned_token_ids
-        return not self.is_greedy or bool(is_changed) or self.params.logprobs is not None
+        return not self.is_greedy or self.is_adjusted or self.params.logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def _errors(finite: Tensor) -> dict[int, str]:
 
 def _adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Logits after bias, penalties and bans; the same tensor when no row has any."""
-    changed = [i for i, row in enumerate(rows) if row.has_penalties or row.params.logit_bias or row.banned_token_ids]
+    changed = [i for i, row in enumerate(rows) if row.is_adjusted]
     if not changed:
         return logits
     part = logits[changed]

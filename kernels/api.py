@@ -145,4 +145,4 @@ class Kernels(Protocol):
         """[T, E] -> [T, E]: `down` of `silu_mul` of `gate_up`, as many rows at once as the device likes best."""
 
     def best_outputs(self, rows: Rows, head: Linear) -> BestOutputs:
-        """The best of `head` of rows [R, E] [R, V], which need not be kept."""
+        """rows [R, E] -> the best of the R x V outputs of `head`, row by row, which need not be kept."""

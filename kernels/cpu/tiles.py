@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.api import BestOutputs
 from kernels.cpu.native.ops import NativeOps
 from kernels.rows import ZERO_POINT, Product, QuantRows, RowFormat, Rows, ScaledRows, dense
 
@@ -35,14 +36,12 @@ class TileLinear:
         """For the product of so many rows, which calls may fill piece by piece where there is no bias."""
         return self.weight.new_empty((num_rows, self.num_outputs), dtype=self.dtype)
 
-    def can_choose(self, num_rows: int) -> bool:
-        """Whether `best` gives what the outputs of so many rows would."""
-        return self.bias is None and self.dtype is torch.float32 and num_rows > 0
-
-    def best(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """As `NativeOps.wide_best`."""
-        assert isinstance(rows, Tensor)
-        return self.ops.tile_best(rows, self.weight, self.num_outputs)
+    def best(self, rows: Rows) -> BestOutputs | None:
+        """The best of the outputs without keeping them; None where that would not give the same."""
+        assert isinstance(rows, Tensor), "a dense linear takes dense rows"
+        if self.bias is not None or self.dtype is not torch.float32:
+            return None
+        return BestOutputs(*self.ops.tile_best(rows, self.weight, self.num_outputs))
 
     def can_gate(self, row_format: RowFormat) -> bool:
         """Whether `gated` serves: as gate and up of a linear that takes such rows."""

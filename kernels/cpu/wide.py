@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.api import BestOutputs
 from kernels.cpu.native.ops import NativeOps
 from kernels.rows import RowFormat, Rows
 
@@ -28,11 +29,7 @@ class WideLinear:
             return self.ops.matvec(rows, self.weight)
         return self.ops.wide_linear(rows, self.weight)
 
-    def can_choose(self, num_rows: int) -> bool:
-        """Whether `best` gives what the outputs of so many rows would: a few are summed in another order."""
-        return num_rows > MAX_ROWS
-
-    def best(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """As `NativeOps.wide_best`."""
-        assert isinstance(rows, Tensor)
-        return self.ops.wide_best(rows, self.weight)
+    def best(self, rows: Rows) -> BestOutputs | None:
+        """As that of `TileLinear`: the outputs of a few rows are summed in another order."""
+        assert isinstance(rows, Tensor), "a dense linear takes dense rows"
+        return BestOutputs(*self.ops.wide_best(rows, self.weight)) if len(rows) > MAX_ROWS else None
