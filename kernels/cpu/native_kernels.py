@@ -1,4 +1,4 @@
-"""The CPU kernel set whose operations are compiled. Linears are compiled where there is a tile unit, else oneDNN's."""
+"""The CPU kernel set whose operations are compiled. Linears are compiled where the variant has tiles, else oneDNN's."""
 
 from dataclasses import dataclass
 

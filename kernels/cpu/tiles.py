@@ -1,4 +1,5 @@
-"""Linears over weights packed for the tile unit (AMX), one layout for one row and thousands.
+"""Linears over weights packed into tiles, for the tile unit (AMX) and for vector registers alike: one layout for one
+row and thousands.
 
 oneDNN's layout keeps its products apart from the stream of the weight, so that steps of few rows read it at half of
 what the memory gives; and its int8 form needs a second layout for single rows.

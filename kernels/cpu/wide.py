@@ -1,5 +1,5 @@
 """A bfloat16 linear with float32 products, over the weight as it lies in memory: what gives the logits of a tied head,
-and of any where there is no tile unit.
+and of any where there are no tiles.
 
 Rounded to eight bits the best tokens of a row often tie, and the choice between them is no longer the model's.
 """

@@ -19,7 +19,7 @@ class NativeOps:
     @property
     def has_tiles(self) -> bool:
         """Whether the `tile_` operations may be called."""
-        return self.isa == "amx"
+        return self.isa in ("amx", "v4")
 
     def add_rms_norm(
         self, residual: Tensor, delta: Tensor | None, delta_scales: Tensor | None, weight: Tensor, eps: float
@@ -135,7 +135,7 @@ class NativeOps:
         return _tensor(torch.ops.v4flash.matvec(x, weight, weight_scales, x_scales))
 
     def tile_pack(self, weight: Tensor) -> Tensor:
-        """Weight [O, X] bfloat16 or int8 in the order in which the tile unit multiplies, padded with zeros."""
+        """Weight [O, X] bfloat16 or int8 in tiles, padded with zeros."""
         return _tensor(torch.ops.v4flash.tile_pack(weight))
 
     def tile_linear(

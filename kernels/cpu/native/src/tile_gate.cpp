@@ -1,11 +1,11 @@
-// Gate and up linears by the tile unit (AMX) with the gate between them, while their products are near; rows of int8
+// Gate and up linears with the gate between them, while their products are near; rows of int8
 // are rounded afterwards. Weights are packed as for `tile_linear`.
 #include <ATen/ops/empty.h>
 
 #include "checks.h"
 #include "gate.h"
+#include "multiply_tiles.h"
 #include "ops.h"
-#include "tile_group.h"
 
 namespace v4flash {
 namespace {
@@ -38,7 +38,7 @@ Tensor tile_gate(const Tensor& x, const Tensor& packed) {
   const Tensor rows = tile_rows(x, packed, 2 * width, at::kBFloat16, at::kBFloat16);
   TORCH_CHECK(width % kColumns == 0, "gate and up must be multiples of ", kColumns, " wide, not ", width);
   Tensor out = at::empty({x.size(0), width}, x.options());
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
   BF16* to = out.mutable_data_ptr<BF16>();
   multiply_tiles<false>(rows, GatesAndUps(packed), [=](int64_t t, int64_t count, int64_t o, const int32_t* products) {
     const float* both = reinterpret_cast<const float*>(products);
@@ -60,7 +60,7 @@ std::tuple<Tensor, Tensor> tile_gate_int8(const Tensor& x, const Tensor& x_scale
   check_vector(zeros, at::kInt, 2 * width, "zeros");
   check_hadamard(hadamard, width);
   Tensor out = at::empty({num_rows, width}, scales.options().dtype(at::kBFloat16));
-#if defined(__AMX_INT8__)
+#if defined(__AVX512VNNI__)
   BF16* to = out.mutable_data_ptr<BF16>();
   const float *of_row = x_scales.const_data_ptr<float>(), *scale = scales.const_data_ptr<float>();
   const int32_t* zero = zeros.const_data_ptr<int32_t>();

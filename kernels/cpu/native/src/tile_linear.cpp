@@ -1,12 +1,12 @@
-// Linears by the tile unit (AMX) over weights packed into tiles in the order in which they are multiplied: one layout
+// Linears over weights packed into tiles in the order in which they are multiplied: one layout
 // serves one row and thousands, and is read as one stream. While two columns of tiles are multiplied the next two come.
 #include <ATen/ops/zeros.h>
 
 #include "best_outputs.h"
 #include "checks.h"
+#include "multiply_tiles.h"
 #include "ops.h"
 #include "parallel.h"
-#include "tile_group.h"
 
 namespace v4flash {
 namespace {
@@ -25,7 +25,7 @@ struct Strips {
   TwoColumns pair(int64_t task, int64_t) const { return {first(task), first(task) + kTileBytes, task * kOutputs}; }
 };
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 template <bool is_int8>
 Vec sums_of(const int32_t* products, const int32_t* zeros, int lanes) {
   if constexpr (!is_int8) return load(reinterpret_cast<const float*>(products));
@@ -42,7 +42,7 @@ void linear(const Tensor& x, const Tensor& packed, const int32_t* zeros, Tensor&
   const int64_t num_outputs = out.size(1);
   const auto rows_dtype = is_int8 ? at::kByte : at::kBFloat16, weight_dtype = is_int8 ? at::kChar : at::kBFloat16;
   const Tensor rows = tile_rows(x, packed, num_outputs, rows_dtype, weight_dtype);
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
   by_dtype(out.scalar_type(), [&](auto element) {
     auto* to = out.mutable_data_ptr<decltype(element)>();
     const auto finish = [=](int64_t begin, int64_t count, int64_t output, const int32_t* products) {
@@ -59,7 +59,7 @@ void linear(const Tensor& x, const Tensor& packed, const int32_t* zeros, Tensor&
 #endif
 }
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 inline Vec lane_numbers() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 #endif
 
@@ -97,7 +97,7 @@ void tile_linear(const Tensor& x, const Tensor& packed, const OptionalTensor& bi
 std::tuple<Tensor, Tensor> tile_best(const Tensor& x, const Tensor& packed, int64_t num_outputs) {
   const Tensor rows = tile_rows(x, packed, num_outputs, at::kBFloat16, at::kBFloat16);
   const BestOutputs best(x.size(0), num_outputs, kLanes);
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
   multiply_tiles<false>(rows, Strips(packed), [&](int64_t begin, int64_t count, int64_t o, const int32_t* products) {
     const auto ours = best.of_thread();
     for_lanes(std::min(kOutputs, num_outputs - o), [&](int64_t i, int lanes) {
