@@ -25,7 +25,7 @@ SETTINGS_HELP = {
     "scripted_tokens_per_second": "Speed of a stream of the scripted engine.",
     "dtype": "How weights are kept and multiplied; int8 saves memory only with AVX-512 or without few_rows_layout.",
     "exact_modules": "With int8: names of modules that stay bf16, such as lm_head.",
-    "few_rows_layout": "With int8, where there is no AVX-512 with VNNI: a second copy of the weights for steps of one or two rows.",
+    "few_rows_layout": "With int8 and no AVX-512 with VNNI: a second copy of the weights for steps of one or two rows.",
     "seed": "A request without a seed takes one from its id and this; workers of one group need the same.",
     "bootstrap_servers": "Kafka's addresses, separated by commas.",
     "group_id": "Consumer group; its workers share the prompts.",

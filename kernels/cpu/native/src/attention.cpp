@@ -16,9 +16,10 @@ template <class T, class S>
 void attend_layer(const Layer<T, S>& layer, const Tensor& groups) {
   // half a level of int8 is coarser than bfloat16; the other forms keep digits that it would lose
   using P = std::conditional_t<Layer<T, S>::kHasExact && !Layer<T, S>::kHasScales, float, T>;
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
   if constexpr (std::is_same_v<P, BF16>) {
-    if (amx_in_use()) return attend<TileRows<S>, FewRows<T, S>>(layer, groups);
+    if (amx_in_use()) return attend<TileRows<S, TileStrips>, FewRows<T, S>>(layer, groups);
+    return attend<TileRows<S, VectorStrips>, FewRows<T, S>>(layer, groups);
   }
 #endif
   attend<PackedRows<T, S, P>, FewRows<T, S>>(layer, groups);

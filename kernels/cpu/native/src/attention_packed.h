@@ -1,6 +1,6 @@
-// Attention of many rows without a tile unit: a slab of rows passes over tiles of 64 keys, each packed once for the
-// whole slab, as matrix products of a few rows at a time. Keys lie in lanes: as rows do in `TileRows` they were three
-// times slower on x86-64-v3.
+// Attention of many rows where `TileRows` does not serve, in float32 and on x86-64-v3: a slab of rows passes over tiles
+// of 64 keys, each packed once for the whole slab, as matrix products of a few rows at a time. Keys lie in lanes: as
+// rows do in `TileRows` they were three times slower on x86-64-v3.
 #pragma once
 #include "key_tiles.h"
 #include "softmax.h"

@@ -1,24 +1,26 @@
-// Attention of many rows by the tile unit: a slab of rows passes over tiles of 64 keys, each packed once for the whole
-// slab. Rows lie in lanes: scores are [keys, rows] and results [dimensions, rows], so that maxima and sums of rows need
-// nothing across lanes. While vectors make probabilities of some rows, the unit gathers the values of those before and
-// scores those behind them.
+// Attention of many rows in bfloat16: a slab of rows passes over tiles of 64 keys, each packed once for the whole slab.
+// Rows lie in lanes: scores are [keys, rows] and results [dimensions, rows], so that maxima and sums of rows need
+// nothing across lanes. While vectors make probabilities of some rows, a tile unit gathers the values of those before
+// and scores those behind them.
 #pragma once
 #include <limits>
 
 #include "key_tiles.h"
 #include "tile_softmax.h"
 #include "tile_strips.h"
+#include "vector_strips.h"
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 namespace v4flash {
 
-template <class S>
+// Strips multiplies: TileStrips or VectorStrips.
+template <class S, class Strips>
 class TileRows {
  public:
-  using Unit = TileStrips::Unit;
+  using Unit = Strips::Unit;
   using Mac = Tile<BF16>;
-  static constexpr int kRows = TileStrips::kRows, kDepth = Mac::kDepth, kStep = TileStrips::kStep;
-  static constexpr int kGroup = TileStrips::kColumns;  // rows that are columns of one product
+  static constexpr int kRows = Strips::kRows, kDepth = Mac::kDepth, kStep = Strips::kStep;
+  static constexpr int kGroup = Strips::kColumns;  // rows that are columns of one product
   static constexpr int kKeyUnits = kTileKeys / kDepth;
   static constexpr int64_t kMaxSlabRows = kSlabRows;
   static_assert(kSlabRows % kGroup == 0 && kGroup % kLanes == 0 && kDepth * kStep % TileSoftmax::kKeys == 0);
@@ -79,7 +81,7 @@ class TileRows {
       for (int64_t d = 0; d < layer_.head_dim; d += kLanes) {
         Vec block[kLanes];
         for (int i = 0; i < kLanes; ++i) block[i] = load(from + (d + i) * kGroup);
-        TileStrips::keep_awake();
+        Strips::keep_awake();
         transpose(block);
         for (int i = 0; i < kLanes; ++i) store(result_ + i * value_rows_ + d, block[i] * set(TileSoftmax::kOne));
       }
@@ -101,7 +103,7 @@ class TileRows {
         const int64_t token = task.first_token + (row + r) / layer_.group, head = (row + r) % layer_.group;
         rows[r] = layer_.query_row(token, task.kv_head * layer_.group + head);
       }
-      TileStrips::keep_awake();
+      Strips::keep_awake();
       pack_columns<BF16, kGroup>(rows, count, layer_.head_dim, query_ + row * depth_);
     }
     const int64_t num_rows = up(task.num_rows, kGroup);
@@ -115,7 +117,7 @@ class TileRows {
     const int64_t dim = layer_.head_dim;
     const BF16 *const *keys = tiles_.keys, *const *values = tiles_.values;
     for (int j = 0; j < count; ++j) {
-      if (j % 16 == 0) TileStrips::keep_awake();
+      if (j % 16 == 0) Strips::keep_awake();
       for (int64_t u = 0; u < depth_; u += kLanes) {
         const int64_t left = std::max<int64_t>(0, dim - u * kDepth);
         store(reinterpret_cast<float*>(keys_ + j * depth_ + u), Mac::units_of_row(keys[j] + u * kDepth, left));
@@ -129,7 +131,7 @@ class TileRows {
           const BF16* pair[] = {j < count ? values[j] : zeros_, j + 1 < count ? values[j + 1] : zeros_};
           block[k] = Mac::units_of_rows(pair, i, static_cast<int>(std::min<int64_t>(kLanes, dim - i)));
         }
-        TileStrips::keep_awake();
+        Strips::keep_awake();
         transpose(block);
         for (int k = 0; k < kLanes && i + k < dim; ++k) {
           store(reinterpret_cast<float*>(packed_values_ + (i + k) * kKeyUnits + u), block[k]);
@@ -140,7 +142,7 @@ class TileRows {
 
   // Scores of a group go where those of the group before do not lie.
   void start_scores(int64_t row, int64_t num_seen) {
-    scoring_ = TileStrips(keys_, depth_, num_seen, query_ + row * depth_, depth_, scores_[turn_ ^ 1], false);
+    scoring_ = Strips(keys_, depth_, num_seen, query_ + row * depth_, depth_, scores_[turn_ ^ 1], false);
   }
 
   enum class Mask { kNone, kEnds, kBoth };
@@ -157,8 +159,8 @@ class TileRows {
       soften(row, i, num_keys);
     }
     gathering_.finish();
-    gathering_ = TileStrips(packed_values_, kKeyUnits, value_rows_, probs_[turn_], num_keys / kDepth,
-                            values_ + row * value_rows_, true);
+    gathering_ = Strips(packed_values_, kKeyUnits, value_rows_, probs_[turn_], num_keys / kDepth,
+                        values_ + row * value_rows_, true);
   }
 
   // Scores of keys that the rows in lanes i .. of a group do not see.
@@ -198,15 +200,15 @@ class TileRows {
   void multiply_some() {
     if (!gathering_.is_done()) gathering_.step();
     else if (!scoring_.is_done()) scoring_.step();
-    else TileStrips::keep_awake();
+    else Strips::keep_awake();
   }
 
   const Layer<BF16, S>& layer_;
   KeyTiles<BF16, S, BF16> tiles_;
-  [[maybe_unused]] const AmxProduct set_up_;
+  [[maybe_unused]] typename Strips::SetUp set_up_;
   const TileSoftmax softmax_;
   int64_t depth_, value_rows_;
-  TileStrips gathering_, scoring_;
+  Strips gathering_, scoring_;
   int turn_ = 0;  // which scores and probabilities are those of the present group
   Unit *query_, *probs_[2], *keys_, *packed_values_;
   float *values_, *top_, *sum_, *scores_[2], *result_;

@@ -5,7 +5,7 @@
 
 #include "simd.h"
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 namespace v4flash {
 
 class TileSoftmax {

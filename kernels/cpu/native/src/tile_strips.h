@@ -13,6 +13,7 @@ class TileStrips {
   static constexpr int kRows = 16;     // of a strip
   static constexpr int kStep = 16;     // `depth` in units is a multiple of it
   static constexpr int kColumns = 32;  // of B and C, one row behind the other
+  using SetUp = AmxProduct;            // while one lives tiles are set up
 
   TileStrips() = default;
   // C [num_rows rounded up to strips, kColumns] = A [.., depth] B [depth, kColumns], or is added to.
