@@ -45,13 +45,15 @@ class LlamaForCausalLM:
             rotation = CheckpointRotation(tensors, spec.hidden_size, spec.head_dim, mode.rotation_seed)
         weights, embedding = Weights(tensors, rotation), "model.embed_tokens.weight"
         self._embedding = weights.take(embedding, spec.vocab_size, spec.hidden_size).to(mode.dtype)
-        self._layers = [self._layer(weights, index) for index in range(spec.num_layers)]
         norm = weights.take("model.norm.weight", spec.hidden_size)
         head = self._embedding  # tied, and the very tensor unless a rotation turns the two in different ways
         if rotation or not spec.tie_word_embeddings:
             stored_as = embedding if spec.tie_word_embeddings else None
             head = weights.take("lm_head.weight", spec.vocab_size, spec.hidden_size, stored_as=stored_as)
+        # before the layers: what it takes to rotate and pack a head would come on top of all of them
         self._head = self._linear("lm_head", head, None, wide=True, tied=head is self._embedding)
+        del head
+        self._layers = [self._layer(weights, index) for index in range(spec.num_layers)]
         self._norm = norm.to(self._head.row_format.dtype)
         self._cos, self._sin = rotary_tables(spec)
         mode.check_modules(self._modules)

@@ -26,18 +26,24 @@ class BestOutputs {
   // What the calling thread has seen.
   class OfThread {
    public:
-    // Outputs for places at .. at + kLanes, of which the first `lanes` count, and their numbers as floats. A thread
-    // sees smaller numbers first.
-    void take(int64_t at, Vec outputs, Vec numbers, int lanes) const {
+    // `count` outputs of the row that has its places from `at` on; `lanes` are their numbers 0 .. kLanes as floats. A
+    // thread sees smaller numbers first. Memory of whole vectors is read.
+    void take_row(int64_t at, const float* outputs, int64_t count, int64_t first, Vec lanes) const {
       float *best = state_ + kBest * size_ + at, *number = state_ + kNumbers * size_ + at,
             *sums = state_ + kSums * size_ + at;
-      store(sums, load(sums) + (outputs - outputs));  // NaN from the first one on that is not finite
-      const Vec counting = lanes == kLanes ? outputs : keep_first(outputs, lanes, set(kNone)), before = load(best);
-      store(best, where_less(before, counting, counting, before));
-      store(number, where_less(before, counting, numbers, load(number)));
+      Vec value = load(best), which = load(number), sum = load(sums);
+      for_lanes(count, [&](int64_t i, int n) {
+        const Vec output = load(outputs + i), counting = n == kLanes ? output : keep_first(output, n, set(kNone));
+        sum = sum + (output - output);  // NaN from the first one on that is not finite
+        which = where_less(value, counting, lanes + set(static_cast<float>(first + i)), which);
+        value = where_less(value, counting, counting, value);
+      });
+      store(best, value);
+      store(number, which);
+      store(sums, sum);
     }
 
-    // The same for `count` outputs [count, stride] that follow one another, of the rows at the places.
+    // `count` outputs [count, stride] that follow one another, of the rows at the places.
     void take(int64_t at, const float* outputs, int64_t stride, int64_t count, int64_t first) const {
       float *best = state_ + kBest * size_ + at, *number = state_ + kNumbers * size_ + at,
             *sums = state_ + kSums * size_ + at;

@@ -100,12 +100,10 @@ std::tuple<Tensor, Tensor> tile_best(const Tensor& x, const Tensor& packed, int6
 #if defined(__AVX512BF16__)
   multiply_tiles<false>(rows, Strips(packed), [&](int64_t begin, int64_t count, int64_t o, const int32_t* products) {
     const auto ours = best.of_thread();
-    for_lanes(std::min(kOutputs, num_outputs - o), [&](int64_t i, int lanes) {
-      const Vec numbers = lane_numbers() + set(static_cast<float>(o + i));
-      for (int64_t r = 0; r < count; ++r) {
-        ours.take((begin + r) * kLanes, sums_of<false>(products + r * kOutputs + i, nullptr, lanes), numbers, lanes);
-      }
-    });
+    for (int64_t r = 0; r < count; ++r) {
+      const float* outputs = reinterpret_cast<const float*>(products + r * kOutputs);
+      ours.take_row((begin + r) * kLanes, outputs, std::min(kOutputs, num_outputs - o), o, lane_numbers());
+    }
   });
 #endif
   return best.found();
