@@ -22,7 +22,7 @@ def ops() -> NativeOps:
 
 @pytest.fixture
 def tile_ops(ops: NativeOps) -> NativeOps:
-    """Those of a CPU with a tile unit that is in use; skips elsewhere, as there is nothing to run."""
+    """Those of a variant that multiplies packed tiles; skips elsewhere, as there is nothing to run."""
     if not ops.has_tiles:
-        pytest.skip(f"no tile unit in use: {ops.isa}")
+        pytest.skip(f"no tiles in this variant: {ops.isa}")
     return ops

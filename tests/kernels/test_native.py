@@ -171,7 +171,7 @@ def test_wide_products_are_those_of_float32(ops: NativeOps, num_rows: int, width
         ops.wide_linear(x.float(), weight)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 16, 17, 33, 65, 513])
+@pytest.mark.parametrize("num_rows", [1, 2, 4, 7, 16, 17, 21, 27, 33, 65, 513])
 @pytest.mark.parametrize(("width", "num_outputs"), [(33, 5), (64, 16), (576, 67), (130, 1000)])
 @torch.inference_mode()
 def test_products_of_tiles_equal_those_of_float32(
