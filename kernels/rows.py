@@ -42,7 +42,7 @@ class QuantRows:
     scales: Tensor  # [T] float32
 
     def __len__(self) -> int:
-        return len(self.values)
+        return self.values.shape[0]
 
     def __getitem__(self, rows: slice) -> "QuantRows":
         return QuantRows(self.values[rows], self.scales[rows])

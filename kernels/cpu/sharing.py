@@ -24,6 +24,8 @@ def shared_groups(
 ) -> list[SharedGroup]:
     """Runs of neighbours with a common prefix, from the first sequence on; no group inside another. A neighbour with
     half of the prefix or less opens a new group instead of shortening it."""
+    if len(plan.kv_lens) < min_seqs:
+        return []
     size, starts = plan.block_size, plan.query_starts
     past = torch.tensor(
         [kv_len - (end - start) for kv_len, (start, end) in zip(plan.kv_lens, pairwise(starts), strict=True)]

@@ -79,11 +79,11 @@ class TileInt8Linear:
 
     def room(self, num_rows: int) -> Tensor:
         """As that of `TileLinear`."""
-        return self.weight.new_empty((num_rows, len(self.scales)), dtype=self.dtype)
+        return self.weight.new_empty((num_rows, self.scales.shape[0]), dtype=self.dtype)
 
     def can_gate(self, row_format: RowFormat) -> bool:
         """As that of `TileLinear`."""
-        return row_format.is_int8 and self.bias is None and len(self.scales) % _GATED_OUTPUTS == 0
+        return row_format.is_int8 and self.bias is None and self.scales.shape[0] % _GATED_OUTPUTS == 0
 
     def gated(self, rows: Rows, row_format: RowFormat) -> QuantRows:
         """[T, 2 F] outputs -> [T, F]: silu of the first half times the second, rotated where wanted and rounded."""

@@ -149,8 +149,9 @@ class NativeOps:
     ) -> Tensor:
         """x [T, X] bfloat16 times a packed bfloat16 weight, plus bias [O] bfloat16 -> `out` [T, O] where given, else a
         new one of `dtype`; rounded once to the dtype of that, float32 or bfloat16."""
-        out = x.new_empty((len(x), num_outputs), dtype=dtype) if out is None else out
-        assert out.shape == (len(x), num_outputs)
+        shape = (x.shape[0], num_outputs)  # `len` of a tensor takes three times as long
+        out = x.new_empty(shape, dtype=dtype) if out is None else out
+        assert out.shape == shape
         torch.ops.v4flash.tile_linear(x, packed, bias, out)
         return out
 
@@ -165,8 +166,9 @@ class NativeOps:
     ) -> Tensor:
         """x [T, X] uint8 times a packed int8 weight, exact, less zeros [O] int32, times scales [O] -> [T, O] as that
         of `tile_linear`."""
-        out = x.new_empty((len(x), len(scales)), dtype=dtype) if out is None else out
-        assert out.shape == (len(x), len(scales))
+        shape = (x.shape[0], scales.shape[0])
+        out = x.new_empty(shape, dtype=dtype) if out is None else out
+        assert out.shape == shape
         torch.ops.v4flash.tile_linear_int8(x, packed, scales, zeros, out)
         return out
 
